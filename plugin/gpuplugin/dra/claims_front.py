@@ -187,12 +187,14 @@ class ClaimsFront:
         if self._kubelet.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._kubelet.reconcile()
+        is_known = False
         with self._once("on-demand"):
             await self._on_demand.learn(snapshot, self._settings().values)
+            is_known = True
         devices, self._counters, lacks, sentence = self._on_demand.publish(
             snapshot, self._settings(), transitions.list_names(self._file.read_known())
         )
-        self._offered, self._anew = [device for device in devices if device.uuid not in lacks], False
+        self._offered, self._anew = [device for device in devices if device.uuid not in lacks], not is_known
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)
         self._lacks = sentence

@@ -26,7 +26,6 @@ from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_requests, release
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.ground.logs import logger
 from gpushim.inventory import failure, nvml_program
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ TOGETHER, LINE = 16, 1 << 20  # changes by one child; bytes of an answer
 SOON = 10.0  # seconds for a snapshot of after a removal; then it is looked for again
 AGAIN = 3.0  # seconds between requests for a snapshot
 POLL = 0.05
+UNSEEN = "what was made for a claim is removed, and no newer snapshot says so"  # it would be published as another's
 ALL = 0, 8  # memory slices; of an instance whose placement NVML does not tell
 
 
@@ -112,7 +112,7 @@ class OnDemand:
             "gpus": [{**gpu, "mig": gpu["mig"] and gpu["uuid"] not in gpus} for gpu in snapshot["gpus"]],
         }
         rest["mig"] = []
-        wholes = [device for device in offered.devices(rest) if device.uuid in gpus]  # type: ignore[arg-type]
+        wholes = [device for device in offered.devices(rest, spec.excluded(settings.values)) if device.uuid in gpus]  # type: ignore[arg-type]
         cuts = [divide(whole, self._profiles[whole.uuid], occupied[whole.uuid]) for whole in wholes]
         return Published(
             [device for device in devices if device.uuid not in made.values()]
@@ -130,7 +130,7 @@ class OnDemand:
         """Refuse partitions of a claim that are there, though the record does not have the claim.
 
         Raises:
-            GpushimError: so it is, or NVML does not tell.
+            GpushimError: somebody else has made one, or NVML does not tell.
         """
         await asyncio.gather(*(self._ask(CHECK, gpu, name) for name, gpu in self.find_unmade(claim).items()))
 
@@ -158,20 +158,20 @@ class OnDemand:
             if result.device in devices and is_unmade(devices[result.device])
         }
 
-    async def remove(self, claims: Mapping[str, record_form.Claim]) -> set[str]:
-        """Remove the partitions of claims; return the uids of those of which one is still there."""
+    async def remove(self, claims: Mapping[str, record_form.Claim]) -> dict[str, str]:
+        """Remove the partitions of claims; return sentences about those of which one is still there, by uid."""
         rows = [(uid, device) for uid, claim in claims.items() for device in list_made(claim)]
         errors = await asyncio.gather(
             *(self._ask(REMOVE, device["gpu"], device["device"]) for _, device in rows), return_exceptions=True
         )
-        waiting, clock = set[str](), system.clock()
+        clock, problems = system.clock(), dict[str, str]()
         for (uid, _), error in zip(rows, errors):
             if error:
-                logger.warning("claim %s/%s: %s", claims[uid]["namespace"], claims[uid]["name"], error)
-                waiting.add(uid)
-        if rows and not await self._wait(lambda: self._looked() > clock, time.monotonic() + SOON):
-            return {uid for uid, _ in rows}  # what is gone would be published as somebody else's
-        return waiting
+                problems[uid] = f"claim {claims[uid]['namespace']}/{claims[uid]['name']}: {error}"
+        removed = {uid for uid, _ in rows} - problems.keys()
+        if removed and not await self._wait(lambda: self._looked() > clock, time.monotonic() + SOON):
+            problems.update(dict.fromkeys(removed, UNSEEN))
+        return problems
 
     def _looked(self) -> float:
         snapshot = self._snapshot()

@@ -39,12 +39,14 @@ def main(library: str, requests: str) -> None:
         library: NVML's.
         requests: JSON: for each what is to be done, the GPU's UUID, and the partition's name.
     """
+    rows = json.loads(requests)
     try:
         with nvml.session(library, lambda step: None) as session:
-            for request in json.loads(requests):
+            for request in rows:
                 print(json.dumps(_carry_out(session, *request)), flush=True)
     except nvml.UnusableError as error:
-        print(json.dumps({"error": str(error)}))
+        for _ in rows:
+            print(json.dumps({"error": str(error)}))
 
 
 def _carry_out(session: Any, action: str, gpu: str, name: str) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, describe_devices, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
-from gpuplugin.dra.cutting import list_units
+from gpuplugin.dra.cutting import POLL, list_units
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
@@ -102,6 +103,7 @@ class Claims:
         self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
         self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
+        self._removing: set[str] = set()  # uids whose partitions are being removed
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
         """Answer NodePrepareResources: devices by uid, or a sentence."""
@@ -148,10 +150,15 @@ class Claims:
         Raises:
             GpushimError: it cannot have them; then none is left.
         """
+        while claim.uid in self._removing:
+            if time.monotonic() > deadline:
+                raise GpushimError(f"what was made for claim {claim} before is still being removed", INVENTORY)
+            await asyncio.sleep(POLL)
         offer = self._offer()
-        if offer.problem or not self._on_demand.find_unmade(claim):
+        unmade = self._on_demand.find_unmade(claim)
+        if offer.problem or not unmade:
             return
-        if any(result.admin for result in claim.results):
+        if any(result.admin and result.device in unmade for result in claim.results):
             raise GpushimError(f"claim {claim} has adminAccess to what nobody has, and so is not there", REQUEST)
         if claim.uid not in self._file.read_current()["claims"]:
             await self._on_demand.check(claim)
@@ -220,14 +227,7 @@ class Claims:
 
     def _lose(self, uids: Collection[str]) -> None:
         """Write down that claims are over, whatever becomes of this process before they are released."""
-
-        def lose(record: Record) -> Record:
-            lost: dict[str, record_form.Claim] = {
-                uid: {**claim, "state": LOST} for uid, claim in record["claims"].items() if uid in uids
-            }
-            return {**record, "claims": {**record["claims"], **lost}}
-
-        self._file.change(lose)
+        self._file.change_claims(uids, lambda claim: {**claim, "state": LOST})
 
     async def _release(self) -> None:
         """Release claims that are over when their GPUs are what they were; unless one was prepared again meanwhile.
@@ -245,11 +245,8 @@ class Claims:
         for uid in lost:
             self._warn(uid, transitions.describe_ending(claims[uid]))
         self._lose(lost)
-        free = over - ending
-        await self._sharing.end(free)
-        unremoved = await self._on_demand.remove({uid: claims[uid] for uid in free})
-        self._lose(unremoved)
-        free -= unremoved
+        await self._sharing.end(over - ending)
+        free = await self._remove_partitions({uid: claims[uid] for uid in over - ending})
 
         def release(record: Record) -> Record:
             released = free & self._find_over(record).keys()
@@ -257,6 +254,19 @@ class Claims:
             return {**record, "claims": left}
 
         self._file.change(release)
+
+    async def _remove_partitions(self, claims: Mapping[str, record_form.Claim]) -> set[str]:
+        """Remove what was made for claims that are still over; return the uids of those of which nothing is left."""
+        uids = claims.keys() & self._find_over(self._file.read_current()).keys() - self._removing
+        self._removing |= uids
+        try:
+            problems = await self._on_demand.remove({uid: claims[uid] for uid in uids})
+        finally:
+            self._removing -= uids
+        for uid, sentence in problems.items():
+            self._warn(uid, sentence)
+        self._lose(problems)
+        return uids - problems.keys()
 
     def _find_over(self, record: Record) -> dict[str, record_form.Claim]:
         """Return claims that are over; what another instance has prepared since is not."""
@@ -328,14 +338,8 @@ class Claims:
                 self._pods[uid] = listed[uid], time.monotonic()
                 if body:
                     running = await cgroups.find_running(frozenset(claim["pods"]))
-                    self._write_pods(uid, sorted(running.union(reserved_for(body))))
-
-    def _write_pods(self, uid: str, pods: list[str]) -> None:
-        def write(record: Record) -> Record:
-            claim = record["claims"].get(uid)
-            return {**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}} if claim else record
-
-        self._file.change(write)
+                    uids = sorted(running.union(reserved_for(body)))
+                    self._file.change_claims([uid], functools.partial(_set_pods, uids))
 
     async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
         """Return a recorded claim as the API server has it; None if it is gone, also where another has its name.
@@ -367,6 +371,10 @@ class Claims:
 def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]]:
     """Return the UUID of each device, and the id of its part."""
     return {(device["uuid"], device["share"]["id"] if "share" in device else "") for device in devices}
+
+
+def _set_pods(pods: list[str], claim: record_form.Claim) -> record_form.Claim:
+    return {**claim, "pods": pods}
 
 
 def _describe(claim: Claim, offer: Offer) -> list[record_form.ClaimDevice]:

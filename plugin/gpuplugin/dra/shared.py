@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
     from gpuplugin.record.allocations_file import AllocationsFile
-    from gpuplugin.record.record_form import Claim as Row
-    from gpuplugin.record.record_form import ClaimDevice, ClaimShare, Record
+    from gpuplugin.record.record_form import ClaimDevice, ClaimShare
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
@@ -85,15 +84,8 @@ class Sharing:
         }
 
     def _unshare(self, uids: Collection[str]) -> None:
-        """Write down that lost claims share nothing any more, which their supervisors follow."""
-
-        def unshare(record: Record) -> Record:
-            ended: dict[str, Row] = {
-                uid: {**claim, "sharing": []} for uid, claim in record["claims"].items() if uid in uids
-            }
-            return {**record, "claims": {**record["claims"], **ended}}
-
-        self._file.change(unshare)
+        """Write down that ended claims share nothing any more, which their supervisors follow."""
+        self._file.change_claims(uids, lambda claim: {**claim, "sharing": []})
 
     @property
     def problems(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ Out of scope: who writes the spec (gpushim.cdi.generate), and whether another ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import memory_limits
 from gpuplugin.devices import division
@@ -18,7 +18,7 @@ from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from gpuplugin.dra.offered import Offered
     from gpuplugin.settings.settings import Settings
@@ -34,6 +34,11 @@ RIVAL = (
 )
 
 
+def excluded(values: Mapping[str, Any]) -> list[str]:
+    """Return what of the setting `exclude` claims do not get; the device plugin has `on-demand` in it, too."""
+    return [text for text in values["exclude"] if text not in values["on-demand"]]
+
+
 def devices(snapshot: Snapshot, settings: Settings) -> tuple[list[Offered], frozenset[str], str]:
     """List the devices that the settings leave, and what the spec lacks of them, as `missing`.
 
@@ -46,9 +51,8 @@ def devices(snapshot: Snapshot, settings: Settings) -> tuple[list[Offered], froz
     """
     values = settings.values
     is_spread = values["allocation-policy"] == "distributed"
-    exclude = [text for text in values["exclude"] if text not in values["on-demand"]]
     parts = _find_parts(snapshot, settings)
-    offered_devices = offered.devices(snapshot, exclude, is_spread, parts=parts)
+    offered_devices = offered.devices(snapshot, excluded(values), is_spread, parts=parts)
     return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
 
 

@@ -27,9 +27,9 @@ from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
-    from gpuplugin.record.record_form import Grants, Record
+    from gpuplugin.record.record_form import Claim, Grants, Record
 
 FOLDER = "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
 NAME, LOCK = "allocations.json", "allocations.lock"
@@ -179,6 +179,15 @@ class AllocationsFile:
             changed = change(record)
             if changed != record:
                 self.write(changed)
+
+    def change_claims(self, uids: Collection[str], change: Callable[[Claim], Claim]) -> None:
+        """Replace these claims, of those that the record has, as `change` does the record."""
+
+        def change_each(record: Record) -> Record:
+            claims = {uid: change(claim) if uid in uids else claim for uid, claim in record["claims"].items()}
+            return {**record, "claims": claims}
+
+        self.change(change_each)
 
     def write(self, record: Record) -> None:
         """Replace the record; the lock is held.

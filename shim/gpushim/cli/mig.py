@@ -88,7 +88,7 @@ def apply(file: str, config: str | None) -> None:
     """Cut the GPUs of a layout as it says, and list them again, so that the next containers have them.
 
     Only what differs is changed. Containers are left alone: while one has what must go, nothing is changed. A GPU for
-    which it fails is as it was before; after a kill, the next call goes on.
+    which it fails is as it was before, but for one whose mode waits for a reset; after a kill, the next call goes on.
     """
     entries = layout_file.read(file, config)
     state = system.state_dir()
@@ -97,12 +97,19 @@ def apply(file: str, config: str | None) -> None:
         users = _users(inventory)
         changes = cut.plan(session, inventory, entries, users)
         cut.refuse_used(changes, users)
+        waiting: list[str] = []  # for a reset
         try:
             for change in changes:
-                if change.differs:
-                    cut.carry_out(session, inventory, change)
+                try:
+                    if change.differs:
+                        cut.carry_out(session, inventory, change)
+                except cut.PendingError as error:
+                    waiting.append(str(error))
+                    continue
                 layout = fit.text(change.entry.counts) if change.entry.enabled else "without MIG mode"
                 show.say(f"GPU {change.gpu['index']} is {'now' if change.differs else 'already'} {layout}")
+            if waiting:
+                raise cut.PendingError("; ".join(waiting))
         finally:  # also what a process has left that was killed before it came to this
             snapshot = refresh.refresh(force=True, people=True)
     if snapshot["error"]:
@@ -111,7 +118,11 @@ def apply(file: str, config: str | None) -> None:
 
 @contextlib.contextmanager
 def _session(least: int = 0) -> Iterator[tuple[Any, Snapshot]]:
-    """Yield pynvml and the snapshot; ends the process when NVML hangs, for at least so many seconds."""
+    """Yield pynvml and the snapshot; where NVML hangs, the process ends after the deadline of the settings.
+
+    Args:
+        least: seconds that are waited in any case.
+    """
     inventory = present.snapshot()
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])

@@ -486,3 +486,56 @@ def test_a_gpu_is_free_when_it_is_what_it_was_before(
             assert not node.recorded
 
     asyncio.run(story())
+
+
+def test_a_claim_whose_partition_is_being_removed_waits_for_that(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot has the instance until then, as if it could be given."""
+    events: list[str] = []
+
+    async def remove(claims: Mapping[str, object]) -> dict[str, str]:
+        if claims:
+            events.append("removes")
+            await asyncio.sleep(0.3)
+            events.append("has removed")
+        return {}
+
+    monkeypatch.setattr(node.driver._on_demand, "remove", remove)
+
+    def find_unmade(_: object) -> dict[str, str]:
+        events.append("looks")
+        return {}
+
+    monkeypatch.setattr(node.driver._on_demand, "find_unmade", find_unmade)
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.now += 1
+        ending = asyncio.ensure_future(node.unprepare("a"))
+        while "removes" not in events:
+            await asyncio.sleep(0)
+        node.now += 1
+        await asyncio.gather(ending, node.prepare("a"))
+
+    asyncio.run(story())
+    assert events == ["looks", "removes", "has removed", "looks"]
+    assert node.recorded == ["a"]
+
+
+def test_what_could_not_be_removed_is_told_once_and_stays_recorded(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def remove(claims: Mapping[str, object]) -> dict[str, str]:
+        return dict.fromkeys(claims, "NVML refuses")
+
+    monkeypatch.setattr(node.driver._on_demand, "remove", remove)
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.now += 1
+        await node.unprepare("a")
+        await node.driver._release()
+
+    asyncio.run(story())
+    assert (node.recorded, caplog.text.count("NVML refuses")) == (["a"], 1)

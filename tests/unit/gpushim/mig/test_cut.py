@@ -252,6 +252,13 @@ def test_where_nvml_tells_placements_in_mig_mode_alone(cutter: Cutter) -> None:
     assert cutter.profiles() == ["3g.20gb", "3g.20gb"]
 
 
+def test_gpus_after_one_that_waits_for_a_reset_are_changed_all_the_same(cutter: Cutter) -> None:
+    cutter.apply("none")
+    cutter.host.refuse_reset(0)
+    cutter.apply("both", code=1)
+    assert [gpu["mig"] for gpu in cutter.machine.saved()["gpus"]] == [False, True]
+
+
 def test_a_gpu_that_waits_for_a_reset_gets_its_instances_afterwards(cutter: Cutter) -> None:
     cutter.host.refuse_reset(0)
     for _ in range(2):
