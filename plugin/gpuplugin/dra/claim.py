@@ -178,12 +178,18 @@ def describe_devices(claim: Claim, offered: Mapping[str, Offered], units: Units)
         units: GPUs and MIG instances of this host, by UUID.
 
     Raises:
-        GpushimError: a config changes a device for all claims that have parts of it, or a process cannot use all.
+        GpushimError: a config changes a device for all claims that have parts of it, a process cannot use all, or a
+            device is given out in parts no more.
     """
     rows = []
     clients: set[str] = set()  # requests
     for result in claim.results:
         device = offered[result.device]
+        if result.share and not result.admin and not device.body.get("allowMultipleAllocations"):
+            raise GpushimError(
+                f"claim {claim} has a part of {result.device}, which is shared no more; make claim and pod again",
+                REQUEST,
+            )
         share = _describe_share(result, device) if result.share else None
         if share:
             _check_part(claim, result, share, clients)

@@ -69,6 +69,8 @@ def _carry_out(session: Any, action: str, gpu: str, name: str) -> dict[str, Any]
         if action == MAKE and instance not in present.values():
             gpu_instances.make(session, handle, profile, instance)
     except (session.NVMLError, nvml.UnusableError) as error:
+        if action == REMOVE and isinstance(error, (session.NVMLError_NotFound, nvml.UnusableError)):
+            return {"answer": None}  # MIG mode is off, or the GPU was exchanged: nothing is left of it
         return {"error": f"NVML refuses: {error}"}
     except Exception as error:  # noqa: BLE001 - said to the parent, which alone hears it
         return {"error": f"{type(error).__name__}: {error}"}

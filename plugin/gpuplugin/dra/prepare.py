@@ -128,6 +128,9 @@ class Claims:
             devices = _describe(claim, offer)
             self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
             await self._grant(claim, devices, shared)
+            await self._wait_for_removal(claim, deadline)  # which had begun before that was written
+            if self._on_demand.find_unmade(claim):
+                raise GpushimError(f"what was made for claim {claim} before was removed; it is made anew", INVENTORY)
             await self._sharing.begin(claim, shared, devices, deadline)
         except GpushimError as error:
             logger.error("claim %s: %s", name, error)
@@ -150,10 +153,7 @@ class Claims:
         Raises:
             GpushimError: it cannot have them; then none is left.
         """
-        while claim.uid in self._removing:
-            if time.monotonic() > deadline:
-                raise GpushimError(f"what was made for claim {claim} before is still being removed", INVENTORY)
-            await asyncio.sleep(POLL)
+        await self._wait_for_removal(claim, deadline)
         offer = self._offer()
         unmade = self._on_demand.find_unmade(claim)
         if offer.problem or not unmade:
@@ -170,6 +170,13 @@ class Claims:
             await self.unprepare([{"uid": claim.uid}])
             raise
 
+    async def _wait_for_removal(self, claim: Claim, deadline: float) -> None:
+        """Wait until nothing is being removed that a claim had before. Raise GpushimError after `deadline`."""
+        while claim.uid in self._removing:
+            if time.monotonic() > deadline:
+                raise GpushimError(f"what was made for claim {claim} before is still being removed", INVENTORY)
+            await asyncio.sleep(POLL)
+
     async def _grant(self, claim: Claim, devices: list[record_form.ClaimDevice], shared: Sequence[MpsGroup]) -> None:
         """Write down what a claim gets; kubelet is asked before anybody else's counts.
 
@@ -181,6 +188,9 @@ class Claims:
         if before and running and not _identify(transitions.list_held(before)) <= _identify(devices):
             self._lose([claim.uid])  # another device or part, while a process has the former one
             raise GpushimError(transitions.describe_ending(before), REQUEST)
+        if before and _name_made(before) - {device["device"] for device in devices}:
+            self._lose([claim.uid])
+            raise GpushimError(f"claim {claim} had other MIG instances, which are removed first", REQUEST)
         row: record_form.Claim = {
             "driver": OWN_DRIVER,
             "namespace": claim.namespace,
@@ -371,6 +381,10 @@ class Claims:
 def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]]:
     """Return the UUID of each device, and the id of its part."""
     return {(device["uuid"], device["share"]["id"] if "share" in device else "") for device in devices}
+
+
+def _name_made(claim: record_form.Claim) -> set[str]:
+    return {device["device"] for device in transitions.list_made(claim)}
 
 
 def _set_pods(pods: list[str], claim: record_form.Claim) -> record_form.Claim:

@@ -170,7 +170,8 @@ def _find_claim_owner(claims: Mapping[str, Claim], device: ClaimDevice) -> str:
         for had in list_held(claim):
             if had["uuid"] == device["uuid"] and "share" in had and "share" in device:
                 continue
-            if _touches(had, device["uuid"], device["gpu"], device["placement"]):
+            is_same_name = (had["device"], had["gpu"]) == (device["device"], device["gpu"])  # of one not made yet
+            if is_same_name or _touches(had, device["uuid"], device["gpu"], device["placement"]):
                 subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
                 name = quote(f"{claim['namespace']}/{claim['name']}")
                 return (

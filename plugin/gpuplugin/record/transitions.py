@@ -110,12 +110,16 @@ def find_lost(record: Record) -> dict[str, dict[str, str]]:
 
 
 def find_lost_claims(record: Record) -> dict[str, str]:
-    """Return why what lost claims have is not free yet, by UUID; the scheduler may know nothing of them."""
+    """Return why what lost claims have is not free yet, by UUID; the scheduler may know nothing of them.
+
+    A part of a device that others share is counted in the record, and taints nothing.
+    """
     return {
         device["uuid"]: describe_ending(claim)
         for claim in record["claims"].values()
         if claim["state"] == LOST
         for device in list_held(claim)
+        if "share" not in device
     }
 
 

@@ -15,7 +15,7 @@ from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import offered, shared, spec
 from gpuplugin.dra.claim import allocated, is_here
 from gpuplugin.dra.offered import Parts
-from gpuplugin.record import grants, record_form
+from gpuplugin.record import grants, record_form, transitions
 from gpuplugin.settings import settings, sharing
 from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -246,6 +246,21 @@ def test_a_claim_gets_no_other_part_while_a_process_has_the_one_before(parted: N
     assert isinstance(asyncio.run(parted.prepare(IDS[0])), str)
     parted.running = set()
     assert asyncio.run(parted.prepare(IDS[0]))[0]["share_id"] == IDS[1]
+
+
+def test_a_part_of_what_is_not_shared_any_more_is_refused(parted: Node) -> None:
+    """Its limit would be nobody's."""
+    del parted.offer.devices["gpu-0"].body["allowMultipleAllocations"]
+    assert "is shared no more; make claim and pod again" in take(parted, 0)
+    assert parted.recorded == []
+
+
+def test_a_lost_part_taints_nothing_of_others(parted: Node) -> None:
+    parted.users = ["hangs"]
+    take(parted, 0)
+    parted.driver._lose([IDS[0]])
+    assert transitions.find_lost_claims(parted.record) == {}
+    assert "its claims would have" in take(parted, 1, "40Gi")
 
 
 def test_a_claim_with_all_of_it_has_no_limit_and_nobody_beside_it(parted: Node, tmp_path: Path) -> None:

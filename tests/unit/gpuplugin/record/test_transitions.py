@@ -278,6 +278,11 @@ HELD: dict[str, tuple[Any, Any, str]] = {
         claim_device(),
         "claim d/o has it",
     ),
+    "a partition that another claim had made and that is removed": (
+        record(claims={"other": claim({**claim_device(PART, ONE), "device": "mig-1"}, name="o")}),
+        {**claim_device("MIG-not-made", ONE), "device": "mig-1"},
+        f"claim d/o has {PART}",
+    ),
     "the place of another claim's": (
         record(claims={"other": claim(claim_device(PART, ONE, "1/0"), name="o")}),
         claim_device(REMADE, ONE, "1/0"),

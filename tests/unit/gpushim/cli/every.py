@@ -68,6 +68,9 @@ WAYS = {
     "labels": Way(lambda _: ["labels"]),
     "list": Way(lambda _: ["list"]),
     "migrate": Way(lambda m: ["migrate", f"--from={m.folder}/theirs.toml"]),
+    "mig apply": Way(lambda m: ["mig", "apply", f"{m.folder}/mig.yaml"], json=False),
+    "mig plan": Way(lambda m: ["mig", "plan", f"{m.folder}/mig.yaml"]),
+    "mig show": Way(lambda _: ["mig", "show"]),
     "ps": Way(lambda m: ["ps", f"--state={m.folder}/states"]),
     "refresh": Way(lambda _: ["refresh"]),
     "system create-dev-char-links": Way(lambda _: ["system", "create-dev-char-links", "--dry-run"]),
@@ -121,6 +124,7 @@ def host(folder: Path) -> Machine:
     labels = [f"bundle={bundle}"]
     written = {
         "theirs.toml": "[nvidia-container-cli]\nroot = '/run/nvidia/driver'\nldconfig = '@/run/nvidia/ldconfig'\n",
+        "mig.yaml": "version: v1\nmig-configs: {none: [{devices: all, mig-enabled: false}]}\n",
         "bundle/config.json": json.dumps({"linux": {"devices": devices}}),
         f"states/{state.name}/state.json": json.dumps(
             {"init_process_pid": 1 if ALONE else os.getpid(), "config": {"labels": labels}}

@@ -63,7 +63,16 @@ def wanted(machine: Machine) -> dict[str, set[str]]:
 
 def test_what_is_looked_for(wanted: dict[str, set[str]]) -> None:
     """Else the others would show nothing."""
-    few = {"ps", "labels", "refresh", "system create-dev-char-links", "system create-device-nodes", "cdi list"}
+    few = {
+        "ps",
+        "labels",
+        "refresh",
+        "mig plan",
+        "mig show",
+        "system create-dev-char-links",
+        "system create-device-nodes",
+        "cdi list",
+    }
     assert {name for name, found in wanted.items() if not found} <= few
     assert any(each.startswith("GPU-") for each in wanted["list"])
     assert any(" " in each for each in wanted["doctor"])
@@ -91,7 +100,7 @@ def groups(command: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...],
 @pytest.mark.parametrize("columns", streamed.TERMINALS)
 def test_help_has_whole_sentences(machine: Machine, columns: str) -> None:
     listed = dict(groups(main))
-    assert len(listed) == 7
+    assert len(listed) == 8
     for sentences, (_, out, _) in zip(
         listed.values(), every.run(machine, columns, [[*each, "--help"] for each in listed])
     ):
