@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import scratch
 from e2e.engines import SYSTEM_PATH
 from e2e.trees import TOP
 from sample import VARIABLES, share
@@ -38,7 +39,8 @@ def run(place: Path, *words: str) -> str:
     command = ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-c", THERE, str(TOP), str(place)]
     command += words
     env = {"PATH": SYSTEM_PATH, "HOME": "/root", **dict(word.split("=") for word in VARIABLES.split())}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=400)
+    with scratch.nested() as more:
+        done = subprocess.run(command, capture_output=True, text=True, env={**env, **more}, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -5,6 +5,7 @@ Left out is what holds the hook against these very calls, and what neither looks
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import scratch
 from e2e.trees import TOP
 from sample import share
 
@@ -33,7 +35,10 @@ def denied(error: str, *words: str) -> int:
     """Run tests where the calls give an error; return how many passed."""
     pytest_words = ["-m", "pytest", "--quiet", "-p", "no:cacheprovider", *words]
     command = [sys.executable, str(LAUNCHER), error, sys.executable, *pytest_words]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=600, check=False)
+    with scratch.nested() as env:
+        done = subprocess.run(
+            command, cwd=TOP, env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     (passed,) = re.findall(r"^(\d+) passed", done.stdout, re.MULTILINE)
     return int(passed)
