@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -89,6 +89,18 @@ def test_what_is_let_go_is_not_offered_before_another_snapshot(half: Any) -> Non
     assert half._slices() == [[]]
     asyncio.run(half._go_by(snapshot([gpu(0)])))
     assert [len(row) for row in half._slices()] == [1]
+
+
+def test_profiles_that_nvml_did_not_tell_are_asked_for_again(half: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same snapshot: until then GPUs that are cut on demand have no partitions."""
+    learn = AsyncMock(side_effect=[GpushimError("NVML has not answered"), None, None])
+    monkeypatch.setattr(half._on_demand, "learn", learn)
+    half.hold(PROBLEM)
+    half.hold("")
+    host = snapshot([gpu(0)])
+    for _ in range(3):
+        asyncio.run(half._go_by(host))
+    assert learn.await_count == 2
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
+from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.prepare import Claims
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import mps
@@ -21,6 +22,7 @@ from gpuplugin.record.record_form import CONFIRMED, LOST
 from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.dra.claimed_node import KIND, NODE, Node
 from unit.gpuplugin.dra.claimed_node import node as node
 from unit.gpuplugin.record import rows
@@ -554,3 +556,20 @@ def test_a_claim_that_is_allocated_anew_loses_what_was_made_for_it_first(node: N
     node.claims["a"] = ("gpu-1",)
     assert "had other MIG instances, which are removed first" in asyncio.run(node.prepare("a"))
     assert node.record["claims"]["a"]["state"] == LOST
+
+
+def test_an_administrators_look_beside_a_partition_that_is_to_be_made(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """adminAccess to what is there excludes no request of the same claim for what is not."""
+    results = (Result("r", "gpu-0", False), Result("look", "gpu-1", True))
+    claim = Claim("a", "d", "c", results, ())
+    on_demand, made = node.driver._on_demand, AsyncMock()
+    monkeypatch.setattr(on_demand, "check", AsyncMock())
+    monkeypatch.setattr(on_demand, "make", made)
+    monkeypatch.setattr(on_demand, "find_unmade", lambda _: {"gpu-0": uuid(0)})
+    asyncio.run(node.driver._make(claim, node.now + 5))
+    monkeypatch.setattr(on_demand, "find_unmade", lambda _: {"gpu-1": uuid(1)})
+    with pytest.raises(GpushimError, match="adminAccess to what nobody has"):
+        asyncio.run(node.driver._make(claim, node.now + 5))
+    assert made.await_count == 1

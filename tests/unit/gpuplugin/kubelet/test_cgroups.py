@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -83,6 +84,24 @@ def test_a_pod_runs_as_long_as_the_kernel_cannot_tell(tmp_path: Path, version: i
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert answers == [{POD}] * 8
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_pod_runs_whose_file_cannot_be_read_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """Its directory could be listed a moment before."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    top = tmp_path / ("pids" if version == 1 else "")
+    top.mkdir(exist_ok=True)
+    if version == 2:
+        (top / "cgroup.controllers").touch()
+    made(top, SLICE, POD, False, version)
+    monkeypatch.setattr(cgroups, "open", fail, raising=False)
+    assert cgroups.running([POD], [str(tmp_path)]) == {POD}
 
 
 def test_a_cgroup_of_the_kernels_is_empty_when_its_process_has_ended() -> None:
