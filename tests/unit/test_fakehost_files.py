@@ -14,6 +14,7 @@ import pytest
 
 import fakehost
 from fakehost import Host, build
+from unit.gpuhook.sandbox import forked
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +29,14 @@ def host(tmp_path: Path) -> Host:
 def test_sonames_and_links(host: Host) -> None:
     assert os.readlink(f"{host.lib_path}/libcuda.so") == "libcuda.so.1"
     assert os.readlink(f"{host.lib_path}/libcuda.so.1") == "libcuda.so.535.183.01"
-    for name in os.listdir(host.lib_path):
-        path = f"{host.lib_path}/{name}"
-        if os.path.isfile(path):
-            ctypes.CDLL(path)
+
+    def load() -> None:
+        for name in os.listdir(host.lib_path):
+            path = f"{host.lib_path}/{name}"
+            if os.path.isfile(path):
+                ctypes.CDLL(path)
+
+    forked(load)
 
 
 def test_libcuda_counts_what_it_may_open(host: Host) -> None:

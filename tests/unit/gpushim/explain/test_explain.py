@@ -19,6 +19,7 @@ from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST
 from gpushim.oci import edits
 from gpushim.oci.edits import Edit
+from unit.gpuhook.sandbox import forked
 from unit.gpushim.decision import inventories
 from unit.gpushim.explain.explanations import DEVICES, asked, shape
 from unit.gpushim.explain.explanations import known as known
@@ -278,7 +279,7 @@ def here(real: Real, monkeypatch: pytest.MonkeyPatch) -> Real:
 @pytest.mark.parametrize("env", [*NODES, *([f"{DEVICES}=0", *env] for env in FILES), *REFUSED, []], ids=str)
 def test_a_real_create_does_exactly_that(here: Real, env: list[str]) -> None:
     spec = here.write(env)
-    report = explain(spec, str(here.bundle))
+    report = forked(lambda: explain(spec, str(here.bundle)))
     done = here.create()
     refusal = report["refusal"]
     assert done.returncode == (refusal["exit_code"] if refusal else 0), done.stderr
@@ -299,6 +300,7 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(posix.environ, name.encode(), value.encode())
     spec = host.write([f"{DEVICES}=0"])
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    assert explain(spec, str(host.bundle))["refusal"] is None
+    assert forked(lambda: explain(spec, str(host.bundle)))["refusal"] is None
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
-    assert explain(host.write([f"{DEVICES}=9"]), str(host.bundle))["refusal"]["exit_code"] == REQUEST
+    report = forked(lambda: explain(host.write([f"{DEVICES}=9"]), str(host.bundle)))
+    assert report["refusal"]["exit_code"] == REQUEST

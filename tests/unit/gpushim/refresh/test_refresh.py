@@ -23,6 +23,7 @@ from gpushim.ground import logs
 from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, modules, procfs, save, survey
 from gpushim.refresh import plugin_requests, refresh
+from unit.gpuhook.sandbox import forked
 from unit.gpushim.inventory.machine import Machine
 from unit.gpushim.refresh import fake_plugin
 
@@ -45,10 +46,14 @@ def test_who_sees_a_snapshot_sees_its_spec(machine: Machine, monkeypatch: pytest
     machine.build(1)
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
-    seen: list[set[str]] = []
-    monkeypatch.setattr(save, "save", lambda state, _: seen.append({*os.listdir(state), *os.listdir(f"{state}/cdi")}))
-    refresh.refresh()
-    assert {"empty", "params", "nvidia.com-gpu.json"} <= seen[0]
+    seen: list[str] = []
+    monkeypatch.setattr(save, "save", lambda state, _: seen.extend(os.listdir(state) + os.listdir(f"{state}/cdi")))
+
+    def work() -> list[str]:
+        refresh.refresh()
+        return seen
+
+    assert {"empty", "params", "nvidia.com-gpu.json"} <= {*forked(work)}
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
@@ -69,7 +74,7 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     monkeypatch.setattr(logs, "start", lambda *_: Path(machine.config).write_text(""))  # which follows the reading
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
-    refresh.refresh()
+    forked(refresh.refresh)
     assert ensure.read(machine.config, machine.state) is None
 
 
@@ -115,11 +120,11 @@ def test_gpus_that_are_let_go_while_it_waits_are_not_opened(
     monkeypatch.setattr(modules, "wait", lambda *_: released.touch())
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
-    assert refresh.unattended(True) is None
+    assert forked(lambda: refresh.unattended(True)) is None
     assert not ensure.own(f"{machine.state}/{ensure.SNAPSHOT}")
     released.unlink()
     monkeypatch.setattr(modules, "wait", lambda *_: None)
-    assert refresh.unattended(True)
+    assert forked(lambda: refresh.unattended(True))
 
 
 def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
