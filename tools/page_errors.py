@@ -42,6 +42,7 @@ def codes() -> str:
     return "\n".join(rows)
 
 
+@functools.cache
 def sentences() -> str:
     """Return the refusals by code, each once, by what is wrong."""
     by_code: dict[int, dict[str, str]] = {code: {} for code in meanings() if code in LISTED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,10 @@ def test_a_rooms_variables_are_nouns(room: str) -> None:
 )
 def test_docstrings_begin_with_the_verb_of_what_is_done(folders: tuple[str, ...], verbs: tuple[str, ...]) -> None:
     paths = [path for folder in folders for path in (TOP / folder).rglob("*.py") if ".cache" not in path.parts]
-    texts = {str(path): docstrings(ast.parse(path.read_text())) for path in paths}
-    assert len(texts) > 300
+    sources = {str(path): path.read_text() for path in paths}
+    assert len(sources) > 300
+    pattern = re.compile(rf"""["']\s*({"|".join(verbs)})\b""")  # parsing them all takes seconds
+    texts = {name: docstrings(ast.parse(source)) for name, source in sources.items() if pattern.search(source)}
     assert [(name, text) for name in texts for text in texts[name] if text.split()[0] in verbs] == []
 
 

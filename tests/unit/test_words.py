@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import tokenize
@@ -17,6 +18,7 @@ RETIRED = {
 MEMBERS = {"shim/gpushim/ground/model.py: told", "plugin/gpuplugin/health/causes.py: told", "health.py: told"}
 
 
+@functools.cache
 def names_of(source: str) -> set[str]:
     return {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1}
 

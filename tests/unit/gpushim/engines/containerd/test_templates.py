@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
+import scratch
 from gpushim.engines.processes.running import Engine
 from unit.gpushim.engines.containerd.conftest import Call, plugin, runtimes, table, tree, write
 from unit.gpushim.engines.results import ok, refused
@@ -70,7 +71,7 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no Go, whose templates k3s has")
     folder = tmp_path_factory.mktemp("go")
     (folder / "main.go").write_text(MAIN)
-    env = {"GOCACHE": f"{folder}/cache", "HOME": str(folder), "PATH": "/usr/bin:/bin", "GO111MODULE": "off"}
+    env = {"GOCACHE": str(scratch.CACHE / "go"), "HOME": str(folder), "PATH": "/usr/bin:/bin", "GO111MODULE": "off"}
     subprocess.run([GO, "build", "-o", "render", "main.go"], cwd=folder, env=env, check=True)
     return folder / "render"
 
