@@ -6,14 +6,17 @@ kubelet and the half at the API server are the test's.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
+from e2e.boots import OTHER
 from e2e.dranode import Driver, becomes
 from e2e.on_demand_node import Node, on_demand
 
@@ -108,6 +111,29 @@ def test_what_is_given_stays_over_a_restart(node: Node) -> None:
     assert node.prepare("a", name) == before
     node.driver.unprepare("a")
     assert node.instances() == []
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_after_a_boot_it_is_made_anew_and_nobody_elses_is_taken_for_it(node: Node, is_taken: bool) -> None:
+    name = node.name(0, "3g.20gb", 4)
+    assert node.prepare("a", name) == node.uuids()
+    node.driver.stop(signal.SIGKILL)
+    record = Path(node.driver.env["GPUSHIM_STATE"], "device-plugin/allocations.json")
+    record.write_text(re.sub('"boot":"[^"]*"', f'"boot":"{OTHER}"', record.read_text()))
+    node.host.set_mig(0, ["3g.20gb"] * (2 * is_taken))
+    others = node.uuids()
+    node.driver.start(node.flag)
+    node.driver.register()
+    if is_taken:
+        becomes(node.driver, lambda: {cdi.rpartition("=")[2].lower() for cdi in others} <= {*node.names()})
+        assert f"this node no longer has {name}" in node.prepare("a", name)
+    else:
+        becomes(node.driver, lambda: name in node.names())
+        assert node.prepare("a", name) == node.uuids()
+    node.driver.unprepare("a")
+    assert node.uuids() == others
+    node.host.set_mig(0, [])
+    becomes(node.driver, lambda: name in node.names())
 
 
 def test_an_instance_in_use_is_removed_when_its_process_has_ended(node: Node) -> None:

@@ -191,9 +191,10 @@ class ClaimsFront:
         with self._once("on-demand"):
             await self._on_demand.learn(snapshot, self._settings().values)
             is_known = True
-        devices, self._counters, lacks, sentence = self._on_demand.publish(
-            snapshot, self._settings(), transitions.list_names(self._file.read_known())
-        )
+        record = self._file.read_known()
+        claims = record["claims"].values() if record else ()
+        made = {device["device"] for claim in claims for device in transitions.list_made(claim)}
+        devices, self._counters, lacks, sentence = self._on_demand.publish(snapshot, self._settings(), made)
         self._offered, self._anew = [device for device in devices if device.uuid not in lacks], not is_known
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)

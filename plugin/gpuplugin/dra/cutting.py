@@ -90,7 +90,7 @@ class OnDemand:
         Args:
             snapshot: of the host's inventory.
             settings: in force.
-            names: of the devices that claims have.
+            names: of the devices that were made for claims.
         """
         devices, lacks, sentence = spec.devices(snapshot, settings)
         chosen = _find_gpus(snapshot, settings.values["on-demand"])
@@ -127,7 +127,7 @@ class OnDemand:
         )
 
     async def check(self, claim: Claim) -> None:
-        """Refuse partitions of a claim that are there, though the record does not have the claim.
+        """Refuse partitions of a claim that are there, though the record does not say that they were made.
 
         Raises:
             GpushimError: somebody else has made one, or NVML does not tell.

@@ -160,7 +160,8 @@ class Claims:
             return
         if any(result.admin and result.device in unmade for result in claim.results):
             raise GpushimError(f"claim {claim} has adminAccess to what nobody has, and so is not there", REQUEST)
-        if claim.uid not in self._file.read_current()["claims"]:
+        before = self._file.read_current()["claims"].get(claim.uid)
+        if not before or not transitions.list_made(before):
             await self._on_demand.check(claim)
         _uuids(claim, offer)
         await self._grant(claim, _describe(claim, offer), ())

@@ -145,12 +145,27 @@ def fresh(boot: str, unknown: str = "") -> Record:
 
 
 def after_boot(record: Record, boot: str) -> Record:
-    """Return the record in this boot: divisions and claims stand; what pods have again kubelet's checkpoint tells."""
+    """Return the record in this boot: divisions and claims stand; what pods have again kubelet's checkpoint tells.
+
+    What was made for a claim is not there any more, and has the name that it had before it was made.
+    """
     if record["boot"] == boot:
         return record
     gpus: dict[str, Gpu] = {uuid: {**gpu, "allocations": {}} for uuid, gpu in record["gpus"].items()}
-    claims: dict[str, Claim] = {uid: {**claim, "since": 0.0} for uid, claim in record["claims"].items()}
+    claims: dict[str, Claim] = {
+        uid: {**claim, "since": 0.0, "devices": [*map(_unmake, claim["devices"])]}
+        for uid, claim in record["claims"].items()
+    }
     return {**record, "boot": boot, "unknown": "", "kubelet": None, "gpus": gpus, "claims": claims}
+
+
+def is_made(device: ClaimDevice) -> bool:
+    """Return whether a device is made for its claim: a MIG instance that has its name from its GPU."""
+    return device["device"].startswith(f"mig-{device['gpu'].lower().removeprefix('gpu-')}-")
+
+
+def _unmake(device: ClaimDevice) -> ClaimDevice:
+    return {**device, "uuid": f"MIG-{device['device'].removeprefix('mig-')}"} if is_made(device) else device
 
 
 def recall(record: Record, memory: Record) -> Record:

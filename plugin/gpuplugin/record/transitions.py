@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import UNNAMED, is_instance, way_of
 from gpuplugin.record.kubelet_state import name_claim
-from gpuplugin.record.record_form import CONFIRMED, LOST, UNCONFIRMED
+from gpuplugin.record.record_form import CONFIRMED, LOST, UNCONFIRMED, is_made
 from gpuplugin.settings.resources import GONE
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import quote
@@ -56,18 +56,12 @@ def list_held(claim: Claim) -> list[ClaimDevice]:
     return [device for device in claim["devices"] if not device["admin"]]
 
 
-def list_names(record: Record | None) -> frozenset[str]:
-    """Return the names of the devices that claims have."""
-    claims = record["claims"].values() if record else ()
-    return frozenset(device["device"] for claim in claims for device in claim["devices"])
-
-
 def list_made(claim: Claim) -> list[ClaimDevice]:
-    """Return the devices of a claim that are made for it: MIG instances that have their names from their GPUs."""
+    """Return the devices of a claim that were, or are being, made for it in this boot."""
     return [
         device
         for device in list_held(claim)
-        if device["device"].startswith(f"mig-{device['gpu'].lower().removeprefix('gpu-')}-")
+        if is_made(device) and (claim["since"] or device["uuid"].lower() != device["device"])
     ]
 
 
