@@ -25,7 +25,8 @@ CREATE = """
     gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.selection gpushim.oci.device_list
     gpushim.oci.require gpushim.oci.request gpushim.oci.edits gpushim.oci.hookargs
     gpushim.inventory. gpushim.inventory.ensure
-    gpushim.decision. gpushim.decision.plan gpushim.decision.decide gpushim.create. gpushim.create.ahead
+    gpushim.decision. gpushim.decision.hook_entry gpushim.decision.plan gpushim.decision.decide
+    gpushim.create. gpushim.create.ahead
     gpushim.create.create
 """
 HOOK = """

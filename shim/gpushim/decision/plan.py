@@ -6,6 +6,7 @@ On the create path: imports only its siblings. Out of scope: the request (reques
 
 from __future__ import annotations
 
+from gpushim.decision.hook_entry import DISPLAYING, build_hook, by_hook, mount
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import (
     CONTROL_NODE,
@@ -15,15 +16,9 @@ from gpushim.inventory.ensure import (
     MODESET_NODE,
     UVM_NODES,
 )
-from gpushim.oci import authorization, hookargs, require, selection
+from gpushim.oci import authorization, require, selection
 from gpushim.oci.device_list import DEVICES
-from gpushim.oci.edits import (
-    FILE_OPTIONS,
-    HOOK_ENV,
-    HOOK_NAME,
-    NODE_OPTIONS,
-    Edit,
-)
+from gpushim.oci.edits import NODE_OPTIONS, Edit
 from gpushim.oci.request import CAPABILITIES, MPS_PIPES
 from gpushim.paths import trust
 
@@ -32,20 +27,16 @@ if TYPE_CHECKING:
     from typing import Iterable, Optional, Sequence
 
     from gpushim.decision.memory import Limit
-    from gpushim.ground.model import Device, File, Gpu, Hook, MigInstance, Mount, Snapshot
+    from gpushim.ground.model import Device, File, Gpu, MigInstance, Snapshot
     from gpushim.oci.bundle import Bundle
     from gpushim.oci.request import Request
 
 EVERY = "every GPU container gets it"
 
-DISPLAYING = ("display", "graphics")  # capabilities
 # What a capability cannot do without, by SONAME, and what programs find then; others do without what a driver lacks.
 NEEDED = {"compute": ("libcuda.so.1", "no CUDA"), "utility": ("libnvidia-ml.so.1", "no driver")}
 # Brands of NVML with GPUs that CUDA's forward compatibility supports: the data centre's, and some workstations'.
 COMPATIBLE = ("Tesla", "Nvidia", "QuadroRTX", "NvidiaRTX")
-
-HOOK_TIMEOUT = 60  # seconds
-LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
 
 
 def plan(
@@ -116,7 +107,7 @@ def _own(
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
     compat_reason = own_libcuda(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
-    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, compat_reason)
+    hook = build_hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, compat_reason)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
     hook["args"] += limit_words
@@ -344,92 +335,3 @@ def node_edits(path: str, inventory: Snapshot, userns: bool, reasons: Sequence[s
     if mode & 0o006 != 0o006 and gid:
         edits.append(Edit("gid", gid, [f"group of {path}"]))  # what the group may do, the container's user may too
     return edits
-
-
-def mount(file: File, root: str) -> Mount:
-    """Return the mount of one of the snapshot's files, of a driver below this root."""
-    return {
-        "destination": file["path"],
-        "source": _on_host(file, root),
-        "type": "bind",
-        "options": FILE_OPTIONS,
-    }
-
-
-def _on_host(file: File, root: str) -> str:
-    return file["path"] if root == "/" else root + file["path"]
-
-
-def by_hook(mounts: Iterable[Mount]) -> list[str]:
-    """Return the hook's arguments by which it makes mounts itself.
-
-    Those of a CDI spec engines put in an order of their own, in which one can come to lie on a user's volume.
-    """
-    words: list[str] = []
-    for mount_value in mounts:
-        words += hookargs.words("--mount", mount_value["source"], mount_value["destination"])
-    return words
-
-
-def _hook(
-    request: Request,
-    nodes: dict[str, list[str]],
-    files: list[File],
-    inventory: Snapshot,
-    bundle: Bundle,
-    compat_reason: str,
-) -> Hook:
-    """Return the hook's entry; `compat_reason` is why the driver's own libcuda counts."""
-    words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
-    args = [HOOK_NAME, "prestart"]
-    if bundle["rootfs"]:
-        args += words("--rootfs", bundle["rootfs"])
-    log, driver = inventory["policy"]["log"]["file"], inventory["driver"]
-    if log:
-        args += words("--log", log)
-    for file in files:
-        if file["kind"] in LIBRARY_OPTIONS:
-            args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"])
-        elif file["kind"] == "socket":
-            # A low-level runtime would follow its path as root, and this process would wait for who answers there.
-            args += words("--socket", _on_host(file, driver["root"]), file["path"])
-        for link in file.get("links", ()):
-            args += words("--link", link)
-    if compat_reason:
-        args += words("--own-libcuda", compat_reason)
-    elif "compute" in request.capabilities:
-        for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
-            if version:
-                args += words(option, version)
-    if driver["params"]:
-        args += words("--cover", driver["params"], "/proc/driver/nvidia/params")
-    if displays:
-        for gpu in inventory["gpus"]:
-            for link in gpu["links"]:
-                args += words("--node-link", link)  # made where the node is
-    if not bundle["rootfs"]:
-        for gpu in inventory["gpus"]:
-            if gpu["pci"]:
-                args += words("--gpu", str(gpu["minor"]), _proc_name(gpu))
-        bound = {gpu["minor"]: inventory["stamp"]["gpus"].get(_proc_name(gpu)) for gpu in inventory["gpus"]}
-        for minor, inode in bound.items():
-            if inode:
-                args += words("--bound", str(minor), str(inode))
-        if any(bound.values()):
-            args += words("--bindings", f"{inventory['inputs']['sys']}/bus/pci/drivers/nvidia")
-        args += words("--empty", driver["empty"])
-    elif displays:
-        # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.
-        granted = {gpu["minor"] for gpu in inventory["gpus"] if gpu["node"] in nodes and gpu["minor"] < 64}
-        if granted:
-            args += words("--profile-mask", hex(sum(1 << minor for minor in granted)))
-    for gpu in inventory["gpus"] if bundle["rootfs"] else ():
-        if gpu["pci"] and gpu["node"] not in nodes:  # the container need not even read its UUID
-            args += words("--cover", driver["empty"], f"/proc/driver/nvidia/gpus/{_proc_name(gpu)}")
-    return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
-
-
-def _proc_name(gpu: Gpu) -> str:
-    """Return a GPU's PCI address as the kernel names it below /proc: four digits of domain, more if need be."""
-    domain, _, address = gpu["pci"].partition(":")
-    return f"{domain.lstrip('0'):0>4}:{address}"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim.cdi import versions
 from gpushim.decision.decide import hook_program, of_items
-from gpushim.decision.plan import HOOK_TIMEOUT, by_hook, mount, node_edits
+from gpushim.decision.hook_entry import HOOK_TIMEOUT, by_hook, mount
+from gpushim.decision.plan import node_edits
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import IMEX_CHANNEL
 from gpushim.oci import device_list, request, selection
@@ -94,7 +95,7 @@ def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -
 def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[str]] = None) -> dict[str, Any]:
     """Return a plan's edits, and more variables, as CDI's containerEdits; keys without a value are left out.
 
-    There are no mounts among them: the hook makes those (plan.by_hook).
+    There are no mounts among them: the hook makes those (hook_entry.by_hook).
     """
     root = inventory["driver"]["dev-root"]
     values: dict[str, list[Any]] = {}

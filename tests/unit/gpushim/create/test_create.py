@@ -341,7 +341,7 @@ IMPORTS = {
     "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.device_list",
     "gpushim.oci.require",
     "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
-    "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
+    "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.hook_entry", "gpushim.decision.plan",
     "gpushim.decision.decide", "gpushim.create", "gpushim.create.ahead",
     "gpushim.create.create", "_json", "__future__",
 }  # fmt: skip
