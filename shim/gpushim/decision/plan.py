@@ -77,13 +77,7 @@ def _own(
     devices_by_item: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, devices_by_item)
     require.check(request.requirements, facts(gpus, migs, inventory))
-    requests, limit_words = inventory["policy"]["requests"], list[str]()
-    limits: list[Limit] = []
-    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"] or not bundle["rootfs"]:
-        from gpushim.decision import memory  # most containers have no limit
-
-        limits = memory.decide(request.memory, gpus, migs, inventory, request.ignored) if bundle["rootfs"] else []
-        limit_words = memory.words(limits, inventory, bundle["rootfs"])
+    limits, limit_words = _limits(request, gpus, migs, inventory, bundle["rootfs"])
     edits: list[Edit] = []
     nodes = node_paths(request, gpus, migs, inventory, devices_by_item)
     for path, reasons_of_node in nodes.items():
@@ -116,6 +110,19 @@ def _own(
         reasons.append(f"an image's newer libcuda is not used: {compat_reason}")
     edits.append(Edit("hook", hook, [*reasons, *map(str, limits)]))
     return edits, devices_by_item, limits
+
+
+def _limits(
+    request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot, rootfs: str
+) -> tuple[list[Limit], list[str]]:
+    """Return the limits of GPU memory that a container gets, and the hook's arguments for them."""
+    requests = inventory["policy"]["requests"]
+    if rootfs and not (request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]):
+        return [], []
+    from gpushim.decision import memory  # most containers have no limit
+
+    limits = memory.decide(request.memory, gpus, migs, inventory, request.ignored) if rootfs else []
+    return limits, memory.words(limits, inventory, rootfs)
 
 
 def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None:
