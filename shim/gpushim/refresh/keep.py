@@ -1,9 +1,10 @@
 """`gpushim refresh --keep`: keep the snapshot true until a signal comes, where no unit of systemd's does it.
 
-Every LOOK seconds it compares the stamp, as a create does. A child lists the GPUs, because NVML can hang: when the
-host has changed, the snapshot's life nears its end, the CDI spec is gone, or the device plugin asks for it, but not
-while the plugin has released the GPUs. After a failure it tries more and more rarely, but at once when the host has
-changed. It holds a lock, which the kernel releases at the end of the process, in whatever namespaces it runs.
+Every LOOK seconds, and when the device plugin asks, it compares the stamp, as a create does. A child lists the GPUs,
+because NVML can hang: when the host has changed, the snapshot's life nears its end, the CDI spec is gone, or the
+plugin asks for it, but not while the plugin has released the GPUs. After a failure it tries more and more rarely, but
+at once when the host has changed. It holds a lock, which the kernel releases at the end of the process, in whatever
+namespaces it runs.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an instal
 LOCK = "keeper"  # in the state directory
 RECORD = f"{system.LASTING_DIR}/node.json"  # of the files that gpushim-node has installed on this host
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITTEN = fcntl.DN_CREATE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT
 
 
 def keep() -> None:
@@ -51,7 +53,7 @@ def keep() -> None:
     Raises:
         GpushimError: this version's files have gone.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD, signal.SIGIO})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children cannot be waited for
     keeping, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
     logger.info("keeping the list of GPUs up to date, checked every %g s", LOOK)
@@ -60,18 +62,30 @@ def keep() -> None:
             if installed and not os.path.exists(WHOLE):
                 raise GpushimError("another version has taken this one's place; start gpushim refresh --keep again")
             keeping.look()
-            got = signal.sigtimedwait({*ENDS, signal.SIGCHLD}, LOOK)
-            if got and got.si_signo in ENDS:
+            if _wait(keeping):
                 logger.info("no longer keeping the list of GPUs up to date")
                 return
     finally:
         keeping.stop()
 
 
+def _wait(keeping: Keep) -> bool:
+    """Wait for the time of the next look, the end of a child, or a request; return whether a signal of ENDS came."""
+    until = time.monotonic() + LOOK
+    while (seconds := until - time.monotonic()) > 0:
+        info = signal.sigtimedwait({*ENDS, signal.SIGCHLD, signal.SIGIO}, seconds)
+        if info and info.si_signo in ENDS:
+            return True
+        if info and (info.si_signo == signal.SIGCHLD or keeping.is_asked()):
+            break
+    return False
+
+
 class Keep:
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
         self._lock = Lock(state)
+        self._folder = _Folder(os.path.dirname(f"{state}/{plugin_requests.NAME}"))
         self._began = system.clock()
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
@@ -83,6 +97,7 @@ class Keep:
     def look(self) -> None:
         """Wait for the child, and start one if it is needed."""
         self._lock.take()
+        self._folder.watch()
         if self._child is not None:
             code = self._child.ended()
             if code is None:
@@ -94,6 +109,7 @@ class Keep:
     def stop(self) -> None:
         """Kill the child, if there is one; wait a moment for its end."""
         self._lock.leave()
+        self._folder.leave()
         if self._child is not None:
             self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,7 +118,7 @@ class Keep:
     def _is_needed(self) -> bool:
         if os.path.lexists(f"{self.state}/{plugin_requests.RELEASED}"):
             return False  # a refresh opens all GPUs
-        if self._request() not in (None, self._served):
+        if self.is_asked():
             return True
         snapshot = ensure.read(self.config, self.state) or self._read_newer()
         if snapshot is None or not ensure.alive(snapshot, min(AHEAD, snapshot["life"] / 2)):
@@ -120,10 +136,14 @@ class Keep:
     def _is_allowed(self) -> bool:
         if time.monotonic() >= self._again:
             return True
-        if failure.facts(self.config) == self._failed_for and self._request() in (None, self._served):
+        if failure.facts(self.config) == self._failed_for and not self.is_asked():
             return False
         self._pause = FIRST
         return True
+
+    def is_asked(self) -> bool:
+        """Return whether the device plugin has asked since the last child was started."""
+        return self._request() not in (None, self._served)
 
     def _request(self) -> Any:
         return trust.identity(f"{self.state}/{plugin_requests.NAME}")
@@ -213,6 +233,27 @@ def _message(line: str) -> str:
         return str(json.loads(line)["msg"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return line
+
+
+class _Folder:
+    """The directory of requests, of whose changes SIGIO tells, where the kernel has dnotify (fcntl(2), F_NOTIFY)."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, -1
+
+    def watch(self) -> None:
+        """Watch it, or what is there in its place now."""
+        if self._fd >= 0 and _is_same(self._fd, self._path):
+            return
+        self.leave()
+        with contextlib.suppress(OSError):  # there is none yet
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+            fcntl.fcntl(self._fd, fcntl.F_NOTIFY, _WRITTEN)
+
+    def leave(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
 
 class Lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -14,6 +16,7 @@ from gpushim.cdi.generate import output
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, failure, renew, save
+from gpushim.paths.replace import replace
 from gpushim.refresh import keep, plugin_requests
 from gpushim.refresh.keep import Keep
 
@@ -134,6 +137,27 @@ def test_a_wish_is_served_once_and_at_once(kept: Keep, host: dict[str, Any], tmp
     for _ in range(20):
         kept.look()
     assert (host["runs"](), kept._child) == (2, None)
+
+
+def test_a_wish_is_served_long_before_the_next_look(tmp_path: Path) -> None:
+    """But no other file beside it is looked at."""
+    (path := tmp_path / plugin_requests.NAME).parent.mkdir()
+    program = (
+        "from gpushim.refresh import keep\n"
+        "keep.LOOK = 3600.0\n"
+        "keep.Keep.look = lambda self: (self._folder.watch(), print(self.is_asked(), flush=True))\n"
+        "keep.keep()"
+    )
+    env = {**os.environ, "GPUSHIM_STATE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=env, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False\n"
+        replace(f"{path}-other", b"{}")
+        replace(str(path), b"{}")
+        assert process.stdout.readline() == "True\n"
+        process.terminate()
+        assert process.stdout.read() == ""
+    assert process.returncode == 0
 
 
 def test_no_gpu_is_opened_while_they_are_let_go(kept: Keep, host: dict[str, Any], tmp_path: Path) -> None:
