@@ -286,13 +286,6 @@ def test_its_summary(path: Path, content: Any, said: str) -> None:
     assert allocations_file.summarize(AllocationsFile()).startswith(subject + said)
 
 
-def test_the_summary_before_the_files_of_the_version_before_are_taken_over(path: Path) -> None:
-    path.unlink()
-    path.with_name("book.json").write_text("{}")
-    said = "is not there yet: gpushim-device-plugin makes it of what the version before has left."
-    assert allocations_file.summarize(AllocationsFile()).endswith(said)
-
-
 def test_the_summary_of_a_newer_version(path: Path) -> None:
     path.write_text('{"form": 9}\n')
     assert "is written by a newer version of gpushim" in allocations_file.summarize(AllocationsFile())
