@@ -10,9 +10,10 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpuplugin.settings import xids
+from gpuplugin.settings.json_types import checker
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
@@ -49,18 +50,6 @@ KINDS = (
 )  # see Reason
 UNSAVED = ("fabric",)  # of them, that the next poll tells; instances of before would take the file for damaged
 EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
-_TYPES: dict[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "since": (int, float),
-    "last": (int, float),
-    "number": (int,),
-    "gi": (int, type(None)),
-    "ci": (int, type(None)),
-    "ends": (str,),
-    "seen": (int,),
-    "told": (bool,),
-    "why": (str,),
-}
 
 
 @dataclass
@@ -84,8 +73,8 @@ class Cause:
     since: float
     last: float
     number: int = 0
-    gi: int | None = None
-    ci: int | None = None
+    gi: Optional[int] = None
+    ci: Optional[int] = None
     ends: str = ""
     seen: int = 1
     told: bool = False
@@ -122,12 +111,12 @@ class GpuRecord:
     """
 
     causes: dict[str, Cause] = field(default_factory=dict)
-    binding: list[str | int | None] = field(default_factory=list)
-    gone: float | None = None
+    binding: list[Any] = field(default_factory=list)
+    gone: Optional[float] = None
     heard: float = 0.0
     bound: float = 0.0
-    ecc: int | None = None
-    pages: int | None = None
+    ecc: Optional[int] = None
+    pages: Optional[int] = None
 
     def bind(self, module: str | None, inode: int | None) -> bool:
         """Set the driver's version and the binding's inode number, and return whether the driver is another one now.
@@ -248,43 +237,24 @@ def save(path: str, state: State) -> None:
 
 
 def _parse_state(content: Any) -> State:
-    if content["version"] != VERSION or not isinstance(content["boot"], str) or len(content["gpus"]) > GPUS:
+    version, fields = content.pop("version"), {**content}
+    if version != VERSION or not checker(State)(content):
         raise ValueError
-    gpus = {_check_name(uuid): _parse_gpu(fields) for uuid, fields in content["gpus"].items()}
-    unwatched = {_check_name(child): _parse_cause(cause) for child, cause in content["unwatched"].items()}
-    return State(content["boot"], gpus, unwatched)
-
-
-def _parse_gpu(fields: Any) -> GpuRecord:
-    binding, gone, counts = fields["binding"], fields["gone"], (fields["ecc"], fields["pages"])
-    if not isinstance(binding, list) or len(binding) > 2 or len(fields["causes"]) > CAUSES:
+    fields["unwatched"] = {child: _parse_cause(cause) for child, cause in content["unwatched"].items()}
+    fields["gpus"] = {
+        uuid: GpuRecord(**{**gpu, "causes": {name: _parse_cause(cause) for name, cause in gpu["causes"].items()}})
+        for uuid, gpu in content["gpus"].items()
+    }
+    state = State(**fields)
+    counts = [len(gpu.causes) <= CAUSES and len(gpu.binding) <= 2 for gpu in state.gpus.values()]
+    names = [*state.unwatched, *state.gpus, *(name for gpu in state.gpus.values() for name in gpu.causes)]
+    if len(state.gpus) > GPUS or not all(counts) or not all(0 < len(name) <= LONGEST for name in names):
         raise ValueError
-    if not all(_is_finite(value) for value in (0 if gone is None else gone, fields["heard"], fields["bound"])):
-        raise ValueError
-    if not all(value is None or (isinstance(value, int) and _is_finite(value)) for value in counts):
-        raise ValueError
-    causes = {_check_name(name): _parse_cause(cause) for name, cause in fields["causes"].items()}
-    return GpuRecord(causes, binding, gone, fields["heard"], fields["bound"], *counts)
+    return state
 
 
 def _parse_cause(fields: Any) -> Cause:
-    if fields.keys() != _TYPES.keys():
+    cause = Cause(**fields)
+    if len(cause.why) > LONGEST or cause.kind not in KINDS or cause.ends not in xids.ENDS:
         raise ValueError
-    for name, value in fields.items():
-        is_flag = isinstance(value, bool) and bool not in _TYPES[name]
-        if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
-            raise ValueError
-    is_known = fields["kind"] in KINDS and fields["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
-    if not is_known or not _is_finite(fields["since"]) or not _is_finite(fields["last"]):
-        raise ValueError
-    return Cause(**fields)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < 1 << 40  # no NaN either
-
-
-def _check_name(text: str) -> str:
-    if not 0 < len(text) <= LONGEST:
-        raise ValueError
-    return text
+    return cause

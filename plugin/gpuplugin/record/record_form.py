@@ -16,10 +16,10 @@ Out of scope: the file and its lock (allocations_file.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, Optional, TypedDict, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Optional, TypedDict
 
+from gpuplugin.settings.json_types import checker
 from gpuplugin.settings.resources import Share
 
 
@@ -113,7 +113,6 @@ Grants = Mapping[str, Mapping[str, Allocation]]  # by GPU, and resource and id
 FORM = 1
 GRANTED, CONFIRMED, UNCONFIRMED, LOST = STATES = ("granted", "confirmed", "unconfirmed", "lost")
 MOST = 1 << 17  # devices of a resource
-LARGEST = 1 << 48  # number of an instance, or seconds, or changes: far more than there are
 
 
 def fresh(boot: str, unknown: str = "") -> Record:
@@ -173,45 +172,21 @@ def parse(record: Any, lines: list[bytes], boot: str) -> Record:
     for line in lines if record["boot"] == boot else ():
         for gpu, allocations in json.loads(line).items():
             record["gpus"][gpu]["allocations"].update(allocations)
-    if not _checker(Record)(record):
+    if not checker(Record)(record):
         raise ValueError
     if record["kubelet"] is not None:
         identity, since = record["kubelet"]
-        if not (_checker(str)(identity) and _checker(float)(since)):
+        if not (checker(str)(identity) and checker(float)(since)):
             raise ValueError
-    for gpu in record["gpus"].values():
-        for part in (part for division in gpu["divisions"].values() for part in division["parts"].values()):
-            share = part["share"]
-            if not 0 < part["count"] < MOST or not (share is None or _checker(Share)(Share(**share).__dict__)):
-                raise ValueError
-        for allocation in gpu["allocations"].values():
-            _, _ = allocation["sharing"]
+    rows = [row for gpu in record["gpus"].values() for row in gpu["allocations"].values()]
+    if not all(row["state"] in STATES for row in (*rows, *record["claims"].values())):
+        raise ValueError
+    if not all(len(row["sharing"]) == 2 for row in rows):
+        raise ValueError
+    divisions = (division for gpu in record["gpus"].values() for division in gpu["divisions"].values())
+    for part in (part for division in divisions for part in division["parts"].values()):
+        share = part["share"]
+        if not 0 < part["count"] < MOST or not (share is None or checker(Share)(Share(**share).__dict__)):
+            raise ValueError
     parsed: Record = record
     return parsed
-
-
-@cache
-def _checker(kind: Any) -> Callable[[Any], bool]:
-    """Return a function that returns whether a value of JSON is of a type; a KeyError is a member that is missing.
-
-    No bool is a number, nor is one out of all proportion.
-    """
-    origin, kinds = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda value: True
-    if origin is Union:
-        checks = [*map(_checker, kinds)]
-        return lambda value: any(check(value) for check in checks)
-    if origin in (list, dict):
-        check_member = _checker(kinds[-1])
-        return lambda value: (
-            type(value) is origin and all(map(check_member, value if origin is list else value.values()))
-        )
-    if kind in (int, float):
-        return lambda value: type(value) in (int, kind) and 0 <= value < LARGEST  # no NaN is
-    hints = get_type_hints(kind) if kind not in (str, bool, type(None)) else {}
-    if not hints:
-        return lambda value: type(value) is kind
-    required = getattr(kind, "__required_keys__", ())
-    members = {key: STATES.__contains__ if key == "state" else _checker(hint) for key, hint in hints.items()}
-    return lambda row: all(check(row[key]) for key, check in members.items() if key in required or key in row)

@@ -18,6 +18,7 @@ CATALOG = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 TIME = "time"  # some time after the last one, when the GPU's calls answer well
 ACTION = "action"  # when the driver, some time after the last one, says that no recovery action is needed
 AGAIN = "again"  # when the driver has asked for a recovery action since, and says none again
+ENDS = ("", TIME, ACTION, AGAIN)
 TRANSIENT = 60.0  # seconds after the last one that TIME is
 SETTLE = 10.0  # seconds that the driver has for raising its recovery action: three polls
 NAMED = 16  # XIDs in a sentence
