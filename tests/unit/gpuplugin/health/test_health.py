@@ -233,12 +233,6 @@ def test_an_enabled_xid_ends_though_all_checks_are_disabled(path: str) -> None:
     assert polled(chosen, T + 23) == {}
 
 
-def test_an_xid_that_settings_disable_after_it_came_counts_no_more(watched: Health, path: str) -> None:
-    watched.heard({"xid": 48, "gpu": WHOLE}, T)
-    watched.save(at_once=True)
-    assert kinds(Health(path, xids.choose("48", "", []), boot="b")) == {}
-
-
 def test_what_one_of_two_instances_has_heard_counts_for_both(watched: Health, path: str) -> None:
     """In a rolling update: the new one has read the file, and its children do not run yet."""
     new = Health(path, boot="b")
@@ -395,34 +389,6 @@ def test_a_restart_at_any_point_changes_nothing(
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(EVENTS, max_size=8), st.randoms())
-def test_the_order_of_events_at_a_time_means_nothing(events: list[dict[str, Any]], random: Any) -> None:
-    def after(order: list[dict[str, Any]]) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            found = Health(f"{folder}/health.json", boot="b")
-            for line in order:
-                found.heard(line, T)
-            return {who: sorted(one.text for one in reasons) for who, reasons in found.problems(HOST, T).items()}
-
-    mixed = events[:]
-    random.shuffle(mixed)
-    assert after(mixed) == after(events)
-
-
-@settings(deadline=None, max_examples=40)
-@given(STORY)
-def test_what_ails_a_gpu_ails_all_its_instances(story: list[tuple[dict[str, Any], float]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found, now = Health(f"{folder}/health.json", boot="b"), T
-        for line, later in story:
-            found.heard(line, now)
-            problems = found.problems(HOST, now)
-            for one in problems.get(PARENT, []):
-                assert all(one in problems[instance] for instance in MIGS)
-            now += later
-
-
-@settings(deadline=None, max_examples=40)
 @given(STORY)
 def test_a_gpu_without_causes_has_no_reasons(story: list[tuple[dict[str, Any], float]]) -> None:
     """All ends after a reset: the driver asks, and then no more, and the GPU answers."""
@@ -450,14 +416,6 @@ def test_an_xid_that_comes_again_needs_another_reset(watched: Health) -> None:
         watched.heard({"xid": 119, "gpu": WHOLE}, T)
         watched.heard(line, T + later)
     assert polled(watched, T + 60) == {WHOLE: ["xid"]}
-
-
-def test_the_time_of_the_last_xid_survives_a_restart(watched: Health, path: str) -> None:
-    watched.heard({"xid": 94, "gpu": WHOLE}, T)
-    watched.save(at_once=True)
-    watched.heard({"xid": 94, "gpu": WHOLE}, T + 50)
-    watched.save(at_once=True)
-    assert polled(Health(path, boot="b"), T + 70) == {WHOLE: ["xid"]}
 
 
 def test_a_driver_loaded_anew_while_the_plugin_did_not_run_ends_what_needs_a_reset(

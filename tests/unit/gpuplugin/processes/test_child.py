@@ -82,23 +82,6 @@ def test_lines_that_come_one_after_the_other_cost_few_turns_of_the_loop(monkeypa
     run(heard, body)
 
 
-def test_a_line_is_looked_for_once_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Heard("".join(f"time.sleep(0.1); tell(xid={number})\n" for number in range(1, 5)) + "time.sleep(99)")
-    read: list[int] = []
-    take = heard.child._read
-
-    def noted(reading: int) -> None:
-        read.append(reading)
-        take(reading)
-
-    async def body() -> None:
-        monkeypatch.setattr(heard.child, "_read", noted)
-        await until(lambda: len(heard.lines) == 4)
-        assert len(read) <= 5  # the first before it has told anything
-
-    run(heard, body)
-
-
 @pytest.mark.parametrize(
     ("script", "why"),
     [

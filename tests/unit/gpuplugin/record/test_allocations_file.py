@@ -132,16 +132,6 @@ def test_a_moment_without_descriptors_is_no_damage(path: Path, monkeypatch: pyte
     assert path.read_bytes() == before
 
 
-def test_a_grant_is_added_to_the_same_file_and_others_see_it(path: Path) -> None:
-    before, other = path.stat(), AllocationsFile()
-    assert other.read()
-    grant()
-    after = other.read()
-    assert after
-    assert after["gpus"][ONE]["allocations"]
-    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
-
-
 @pytest.mark.parametrize("more", [0, 900])
 def test_the_file_does_not_grow_with_each_grant(path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(allocations_file, "ADDED_LIMIT", more)
