@@ -1,4 +1,4 @@
-"""The causes of each GPU's troubles, and the file that keeps them while the plugin is not running.
+"""The causes of each GPU's troubles, until when it was listened to, and the file that keeps both.
 
 The file is for the same start of the host only: it says which. All times are seconds since then, suspends included
 (system.clock), which nobody sets.
@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
+from gpuplugin.health.nvml_lines import MOMENT, Since
 from gpuplugin.settings import xids
 from gpuplugin.settings.json_types import checker
 from gpushim.ground.errors import quote
@@ -22,6 +23,8 @@ from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpushim.ground.model import Snapshot
 
 VERSION = 2
@@ -48,8 +51,9 @@ KINDS = (
     "fabric",
     "unwatched",
 )  # see Reason
-UNSAVED = ("fabric",)  # of them, that the next poll tells; instances of before would take the file for damaged
 EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
+COUNTS = ("ecc", "pages")  # of a GPU, which grow with uncorrectable memory errors
+DRIFT = 1e-4  # of the kernel's log, whose clock nothing corrects, against the clock that NTP keeps
 
 
 @dataclass
@@ -184,6 +188,50 @@ class State:
         return present, ended, changed
 
 
+class Listening:
+    """The GPUs to whose events a child listens. All times are seconds since boot (system.clock).
+
+    Args:
+        state: has what `note` takes down.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.uuids: set[str] = set()
+
+    def begin(self, uuids: Iterable[object], moment: float) -> None:
+        """Note that these are listened to, and no others."""
+        self.note(moment)
+        self.uuids = {uuid for uuid in uuids if isinstance(uuid, str)}
+        self.note(moment)
+
+    def note(self, moment: float) -> None:
+        for uuid in self.uuids & self._state.gpus.keys():
+            self._state.gpus[uuid].heard = moment
+
+    def until(self, moment: float) -> dict[str, Since]:
+        """Return from when on events of GPUs may not have been heard, by UUID; none of those that never were."""
+        self.note(moment)
+        early = MOMENT + DRIFT * moment
+        heard = {uuid: gpu for uuid, gpu in self._state.gpus.items() if gpu.heard}
+        return {uuid: Since(max(gpu.heard - early, 0.0), gpu.bound) for uuid, gpu in heard.items()}
+
+
+def count(gpu: GpuRecord, answer: dict[str, Any]) -> tuple[bool, bool]:
+    """Set the numbers that a GPU counts to those of its answer (nvml_lines.ask).
+
+    Returns:
+        whether a number is another than before; whether it is more than before.
+    """
+    changed = grown = False
+    for name in COUNTS:
+        old, new = getattr(gpu, name), answer.get(name)
+        if type(new) is int and 0 <= new <= xids.HIGHEST and new != old:
+            changed, grown = True, grown or (old is not None and new > old)
+            setattr(gpu, name, new)
+    return changed, grown
+
+
 class EndedEvents:
     """Events that are over, by UUID of a GPU and by name: when each was last heard.
 
@@ -231,8 +279,6 @@ def save(path: str, state: State) -> None:
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} must be a directory that only root can write to")
     content = {"version": VERSION, **dataclasses.asdict(state)}
-    for gpu in content["gpus"].values():
-        gpu["causes"] = {name: cause for name, cause in gpu["causes"].items() if cause["kind"] not in UNSAVED}
     replace(path, json.dumps(content, separators=(",", ":")).encode(), MODE)
 
 

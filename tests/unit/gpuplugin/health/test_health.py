@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuplugin.health import causes, gaps, health, nvml_lines
+from gpuplugin.health import causes, health, nvml_lines
 from gpuplugin.health.health import Health
 from gpuplugin.settings import xids
 from gpushim.ground import system
@@ -507,7 +507,7 @@ def test_until_when_a_gpu_was_listened_to_survives_a_kill_and_a_new_driver(path:
     one.problems(HOST, now)
     assert one.listened.until(now) == {}
     one.heard(watching(), now)  # which is saved; no word after that
-    early = nvml_lines.MOMENT + gaps.DRIFT * now
+    early = nvml_lines.MOMENT + causes.DRIFT * now
     until = Health(path, boot="b").listened.until(now + 50)
     assert [since.heard for since in until.values()] == pytest.approx([now - early] * 2, abs=5)
     assert {since.bound for since in until.values()} == {0.0}
@@ -533,14 +533,11 @@ def test_checks_that_change_end_what_counts_no_more(tmp_path: Path) -> None:
     assert {*health.problems(found, 102.0)} == {found["gpus"][0]["uuid"]}
 
 
-def test_a_fabric_that_is_not_ready_is_waited_for_and_not_kept(watched: Health) -> None:
-    """An instance of before does not know the kind, and would take the file for damaged."""
+def test_a_fabric_that_is_not_ready_is_waited_for(watched: Health) -> None:
     watched.heard(poll({**WELL, "fabric": "it has not begun"}), T)
     (reason,) = watched.problems(host(), T)[WHOLE]
     assert (reason.kind, reason.cure) == ("fabric", "wait")
     assert "CUDA fails (error 802): it has not begun" in reason.text
-    watched.save(at_once=True)
-    assert "fabric" not in Path(watched.path).read_text()
     for other in ("", None):
         watched.heard(poll({**WELL, "fabric": "it has not begun"}), T + 4)
         watched.heard(poll({**WELL, "fabric": other}), T + 8)
