@@ -120,7 +120,7 @@ class Allocators:
         changed: is called when they are others than before.
 
     Attributes:
-        givers: clauses about them.
+        clauses: about each of them.
         notes: sentences about those that do not keep this plugin from giving out GPUs.
     """
 
@@ -134,7 +134,7 @@ class Allocators:
         self._allocators: list[Allocator] = []
         self._since: dict[str, float] = {}  # by text; seconds since boot
         self._wake, self._looked = asyncio.Event(), asyncio.Event()
-        self.givers: list[str] = []
+        self.clauses: list[str] = []
         self.notes: list[str] = []
 
     async def first(self) -> None:
@@ -209,11 +209,11 @@ class Allocators:
         if basis != self._basis:
             self._basis, clock = basis, system.clock()
             self._allocators = [*drivers(self._listeners, basis[1]), *self._beside]
-            self.givers = [allocator.text for allocator in self._allocators]
-            self._since = {text: self._since.get(text, clock) for text in self.givers}
+            self.clauses = [allocator.text for allocator in self._allocators]
+            self._since = {text: self._since.get(text, clock) for text in self.clauses}
         merged = {uuid: [*row] for uuid, row in reasons.items()}
         if self._settings().values["other-givers"] == SERVE:
-            self._note([f"{text}; it is served all the same" for text in self.givers])
+            self._note([f"{text}; it is served all the same" for text in self.clauses])
             return merged
         self._note([])
         for allocator in self._allocators:

@@ -201,7 +201,7 @@ class PluginFront:
             "resources": await asyncio.to_thread(plugin_status.resources, copies, self._reasons, holders),
             "pods": holders,
             "claims": self._list_claims(listed.claims) if listed else [],
-            "givers": self._allocators.givers,
+            "givers": self._allocators.clauses,
             "notes": [self._labels.problem, *sorted(self._noted), *self._allocators.notes],
         }
 

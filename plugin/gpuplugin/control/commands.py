@@ -36,8 +36,8 @@ class Commands:
     async def _status(self, claims: Iterable[Claim] = ()) -> dict[str, Any]:
         """Return what the agent is like, with these claims beside those that it tells."""
         members = await self._members()
-        told = dict.fromkeys([*members.get("claims", ()), *claims])
-        rows = [{key: getattr(claim, key) for key in CLAIM} for claim in told]
+        all_claims = dict.fromkeys([*members.get("claims", ()), *claims])
+        rows = [{key: getattr(claim, key) for key in CLAIM} for claim in all_claims]
         return {**members, "claims": rows, **self._letting.state}
 
     async def _release(self) -> dict[str, Any]:

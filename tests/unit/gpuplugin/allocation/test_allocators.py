@@ -76,7 +76,7 @@ def test_a_driver_whose_claim_has_a_gpu_gives_all(
     async def told() -> Any:
         of = alone()
         of._listeners = [HERE._replace(name="x.example.com")]
-        return of.added({}, NODE), of.givers
+        return of.added({}, NODE), of.clauses
 
     reasons, givers = asyncio.run(told())
     assert bool(givers) == gives
