@@ -1,7 +1,7 @@
 """The device plugin's view of kubelet: whether it has what it was told, and what it is to be told of the GPUs.
 
-Out of scope: what kubelet is asked for the record (record/kubelet_watch.py), what it gets (registry.py,
-reconcile.py), the decisions (record/divisions.py).
+Out of scope: what kubelet is asked for the record (record/kubelet_watch.py), what it gets (registry.py), the
+decisions (record/divisions.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation import reconcile
 from gpuplugin.devices.changes import changing
-from gpuplugin.kubelet import sockets
+from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.processes.tasks import until
 from gpuplugin.record import allocations_file, divisions, transitions
 from gpuplugin.record.kubelet_watch import TICK
@@ -22,6 +21,7 @@ from gpuplugin.snapshot import release
 from gpushim.containers.kubelet import plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class KubeletView:
                 self.doubt()
             if due := self._due() <= 0:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
-                await reconcile.remind(self._registry, self._watch.kubelet_dir())
-                await reconcile.drop(self._registry, self._watch.kubelet_dir(), QUIET)
+                await remind(self._registry, self._watch.kubelet_dir())
+                await drop(self._registry, self._watch.kubelet_dir())
             with contextlib.suppress(GpushimError):  # a record that cannot be written: `decide` tells of it
                 self._waits = await self._watch.follow(due)
 
@@ -151,3 +151,43 @@ class KubeletView:
     def folder(self) -> str:
         """Return kubelet's directory of device plugins."""
         return plugins(self._watch.kubelet_dir())
+
+
+async def remind(registry: Registry, kubelet_dir: str) -> None:
+    """Register again what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
+    served = registry.served
+    registered = {name: entry.resource.well for name, entry in served.items() if entry.endpoint.settled}
+    has = await podresources.allocatable(kubelet_dir) if any(registered.values()) else None
+    if has is None:
+        return
+    for name, usable_ids in registered.items():
+        entry = served.get(name)
+        if entry and entry.endpoint.settled and usable_ids and usable_ids.isdisjoint(has.get(name, ())):
+            logger.warning("kubelet has lost its devices of %s; sending them again", name)
+            entry.endpoint.forgotten()
+
+
+async def drop(registry: Registry, kubelet_dir: str) -> None:
+    """Take devices off the list that the host has not, no pod has, and no Allocate can be under way for.
+
+    They are refused, and told as Unhealthy, from the moment they were missed. The last Allocate that got one was
+    answered before that, QUIET seconds ago or more, and kubelet has listed its pod since.
+    """
+    served = registry.served
+    ripe = {
+        name: entry.resource.gone
+        for name, entry in served.items()
+        if entry.resource.gone and entry.endpoint.listed and entry.resource.idle > QUIET
+    }
+    answer = await podresources.listed(kubelet_dir) if ripe else None
+    if answer is None:
+        return
+    holders = answer.held()
+    for name, missing in ripe.items():
+        entry = served.get(name)
+        if entry and entry.resource.idle > QUIET:
+            entry.resource.drop(missing & entry.resource.gone - holders.get(name, {}).keys())
+            if entry.resource.devices:
+                entry.tell()
+            else:
+                registry.retire(name)

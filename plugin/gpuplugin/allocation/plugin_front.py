@@ -26,17 +26,19 @@ from gpuplugin.mps.mps import Units
 from gpuplugin.processes import moments
 from gpuplugin.record import allocations_file
 from gpuplugin.record.kubelet_watch import TICK
+from gpushim.containers.kubelet import which
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpuplugin.health.reason import Reason
     from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
+    from gpushim.containers.kubelet import Claim
     from gpushim.ground.model import Snapshot
 
 WAIT = 2.0  # seconds between looks while there is no snapshot to go by
@@ -192,14 +194,27 @@ class PluginFront:
     async def status(self) -> dict[str, Any]:
         """Return members of what root is told who asks."""
         served = self._registry.served
-        holders = await podresources.holders(str(self._settings().values["kubelet-dir"]), [*served])
+        listed = await podresources.listed(str(self._settings().values["kubelet-dir"]))
+        holders = listed and [row for row in listed.devices if row["resource"] in served]
         copies = [plugin_status.resource(served_resource) for served_resource in served.values()]
         return {
             "resources": await asyncio.to_thread(plugin_status.resources, copies, self._reasons, holders),
             "pods": holders,
-            **self._allocators.state,
+            "claims": self._list_claims(listed.claims) if listed else [],
+            "givers": self._allocators.clauses,
             "notes": [self._labels.problem, *sorted(self._noted), *self._allocators.notes],
         }
+
+    def _list_claims(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Return those that have or may have GPUs of this node, but an administrator's of gpushim's driver."""
+        snapshot, looks = self._registry.watch.snapshot, self._registry.state()["looks"]
+        return [
+            claim
+            for claim in claims
+            if snapshot
+            and which(claim, snapshot) != frozenset()
+            and (claim.namespace, claim.name, claim.device) not in looks
+        ]
 
     def state(self) -> FrontState:
         """Return what its metrics tell."""

@@ -8,9 +8,10 @@ from gpuplugin.kubelet import podresources
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from gpuplugin.control.letting_go import LettingGo
+    from gpushim.containers.kubelet import Claim
 
 CLAIM = ("namespace", "pod", "container", "name", "driver", "device")  # what is told of who has one
 
@@ -32,18 +33,20 @@ class Commands:
             "status": self._status, "release": self._release, "take": self._take, "claims": self._claims,
         }  # fmt: skip
 
-    async def _status(self) -> dict[str, Any]:
-        return {**await self._members(), **self._letting.state}
+    async def _status(self, claims: Iterable[Claim] = ()) -> dict[str, Any]:
+        """Return what the agent is like, with these claims beside those that it tells."""
+        members = await self._members()
+        all_claims = dict.fromkeys([*members.get("claims", ()), *claims])
+        rows = [{key: getattr(claim, key) for key in CLAIM} for claim in all_claims]
+        return {**members, "claims": rows, **self._letting.state}
 
     async def _release(self) -> dict[str, Any]:
         await self._letting.let_go()
-        answer, listed = await self._status(), await podresources.listed(self._kubelet_dir())
-        rows = [*answer.get("claims", ())]
-        for claim in listed.claims if listed else ():
-            row = {key: getattr(claim, key) for key in CLAIM}
-            if claim.driver == OWN_DRIVER and row not in rows:
-                rows.append(row)
-        return {**answer, "pods": None if listed is None else answer["pods"], "claims": rows}
+        listed = await podresources.listed(self._kubelet_dir())
+        answer = await self._status(
+            claim for claim in (listed.claims if listed else ()) if claim.driver == OWN_DRIVER
+        )
+        return answer if listed else {**answer, "pods": None}
 
     async def _take(self) -> dict[str, Any]:
         self._letting.take()

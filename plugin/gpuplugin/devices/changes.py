@@ -93,12 +93,13 @@ def settled(
     unrecorded = _find_unrecorded(served, desired) if unknown else frozenset()
     marked = {name: [*_mark(name, devices, holders, unrecorded, unknown)] for name, devices in desired.items()}
     waits = frozenset(device.uuid for pairs in marked.values() for device, problem in pairs if problem)
+    lost = lost or {}
     listed = {
         name: {
             device.id: replace(device, problem=device.problem or problem) if problem else device
-            for device, problem in pairs
+            for device, problem in ((device, wait or lost.get(name, {}).get(device.id, "")) for device, wait in pairs)
         }
-        for name, pairs in _mark_forgotten(marked, lost or {}).items()
+        for name, pairs in marked.items()
     }
     gpus = {device.gpu for devices in desired.values() for device in devices}
     for holder in (
@@ -198,18 +199,6 @@ def _join_names(names: Collection[str]) -> str:
 
 def _gpu_instance(device: Device) -> str:
     return device.placement.partition("/")[0]
-
-
-def _mark_forgotten(
-    marked: Mapping[str, Sequence[tuple[Device, str]]], lost: Held
-) -> Mapping[str, Sequence[tuple[Device, str]]]:
-    """Add why a pod's device is not given out though it is desired as it is."""
-    return {
-        name: [(device, problem or reasons.get(device.id, "")) for device, problem in devices]
-        if (reasons := lost.get(name))
-        else devices
-        for name, devices in marked.items()
-    }
 
 
 def ending(holder: str) -> str:

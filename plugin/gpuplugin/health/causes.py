@@ -1,4 +1,4 @@
-"""The causes of each GPU's troubles, and the file that keeps them while the plugin is not running.
+"""The causes of each GPU's troubles, until when it was listened to, and the file that keeps both.
 
 The file is for the same start of the host only: it says which. All times are seconds since then, suspends included
 (system.clock), which nobody sets.
@@ -10,9 +10,11 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
+from gpuplugin.health.nvml_lines import MOMENT, Since
 from gpuplugin.settings import xids
+from gpuplugin.settings.json_types import checker
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
@@ -21,6 +23,8 @@ from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpushim.ground.model import Snapshot
 
 VERSION = 2
@@ -47,20 +51,9 @@ KINDS = (
     "fabric",
     "unwatched",
 )  # see Reason
-UNSAVED = ("fabric",)  # of them, that the next poll tells; instances of before would take the file for damaged
 EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
-_TYPES: dict[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "since": (int, float),
-    "last": (int, float),
-    "number": (int,),
-    "gi": (int, type(None)),
-    "ci": (int, type(None)),
-    "ends": (str,),
-    "seen": (int,),
-    "told": (bool,),
-    "why": (str,),
-}
+COUNTS = ("ecc", "pages")  # of a GPU, which grow with uncorrectable memory errors
+DRIFT = 1e-4  # of the kernel's log, whose clock nothing corrects, against the clock that NTP keeps
 
 
 @dataclass
@@ -84,8 +77,8 @@ class Cause:
     since: float
     last: float
     number: int = 0
-    gi: int | None = None
-    ci: int | None = None
+    gi: Optional[int] = None
+    ci: Optional[int] = None
     ends: str = ""
     seen: int = 1
     told: bool = False
@@ -122,12 +115,12 @@ class GpuRecord:
     """
 
     causes: dict[str, Cause] = field(default_factory=dict)
-    binding: list[str | int | None] = field(default_factory=list)
-    gone: float | None = None
+    binding: list[Any] = field(default_factory=list)
+    gone: Optional[float] = None
     heard: float = 0.0
     bound: float = 0.0
-    ecc: int | None = None
-    pages: int | None = None
+    ecc: Optional[int] = None
+    pages: Optional[int] = None
 
     def bind(self, module: str | None, inode: int | None) -> bool:
         """Set the driver's version and the binding's inode number, and return whether the driver is another one now.
@@ -195,6 +188,50 @@ class State:
         return present, ended, changed
 
 
+class Listening:
+    """The GPUs to whose events a child listens. All times are seconds since boot (system.clock).
+
+    Args:
+        state: has what `note` takes down.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.uuids: set[str] = set()
+
+    def begin(self, uuids: Iterable[object], moment: float) -> None:
+        """Note that these are listened to, and no others."""
+        self.note(moment)
+        self.uuids = {uuid for uuid in uuids if isinstance(uuid, str)}
+        self.note(moment)
+
+    def note(self, moment: float) -> None:
+        for uuid in self.uuids & self._state.gpus.keys():
+            self._state.gpus[uuid].heard = moment
+
+    def until(self, moment: float) -> dict[str, Since]:
+        """Return from when on events of GPUs may not have been heard, by UUID; none of those that never were."""
+        self.note(moment)
+        early = MOMENT + DRIFT * moment
+        heard = {uuid: gpu for uuid, gpu in self._state.gpus.items() if gpu.heard}
+        return {uuid: Since(max(gpu.heard - early, 0.0), gpu.bound) for uuid, gpu in heard.items()}
+
+
+def count(gpu: GpuRecord, answer: dict[str, Any]) -> tuple[bool, bool]:
+    """Set the numbers that a GPU counts to those of its answer (nvml_lines.ask).
+
+    Returns:
+        whether a number is another than before; whether it is more than before.
+    """
+    changed = grown = False
+    for name in COUNTS:
+        old, new = getattr(gpu, name), answer.get(name)
+        if type(new) is int and 0 <= new <= xids.HIGHEST and new != old:
+            changed, grown = True, grown or (old is not None and new > old)
+            setattr(gpu, name, new)
+    return changed, grown
+
+
 class EndedEvents:
     """Events that are over, by UUID of a GPU and by name: when each was last heard.
 
@@ -242,49 +279,28 @@ def save(path: str, state: State) -> None:
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} must be a directory that only root can write to")
     content = {"version": VERSION, **dataclasses.asdict(state)}
-    for gpu in content["gpus"].values():
-        gpu["causes"] = {name: cause for name, cause in gpu["causes"].items() if cause["kind"] not in UNSAVED}
     replace(path, json.dumps(content, separators=(",", ":")).encode(), MODE)
 
 
 def _parse_state(content: Any) -> State:
-    if content["version"] != VERSION or not isinstance(content["boot"], str) or len(content["gpus"]) > GPUS:
+    version, fields = content.pop("version"), {**content}
+    if version != VERSION or not checker(State)(content):
         raise ValueError
-    gpus = {_check_name(uuid): _parse_gpu(fields) for uuid, fields in content["gpus"].items()}
-    unwatched = {_check_name(child): _parse_cause(cause) for child, cause in content["unwatched"].items()}
-    return State(content["boot"], gpus, unwatched)
-
-
-def _parse_gpu(fields: Any) -> GpuRecord:
-    binding, gone, counts = fields["binding"], fields["gone"], (fields["ecc"], fields["pages"])
-    if not isinstance(binding, list) or len(binding) > 2 or len(fields["causes"]) > CAUSES:
+    fields["unwatched"] = {child: _parse_cause(cause) for child, cause in content["unwatched"].items()}
+    fields["gpus"] = {
+        uuid: GpuRecord(**{**gpu, "causes": {name: _parse_cause(cause) for name, cause in gpu["causes"].items()}})
+        for uuid, gpu in content["gpus"].items()
+    }
+    state = State(**fields)
+    counts = [len(gpu.causes) <= CAUSES and len(gpu.binding) <= 2 for gpu in state.gpus.values()]
+    names = [*state.unwatched, *state.gpus, *(name for gpu in state.gpus.values() for name in gpu.causes)]
+    if len(state.gpus) > GPUS or not all(counts) or not all(0 < len(name) <= LONGEST for name in names):
         raise ValueError
-    if not all(_is_finite(value) for value in (0 if gone is None else gone, fields["heard"], fields["bound"])):
-        raise ValueError
-    if not all(value is None or (isinstance(value, int) and _is_finite(value)) for value in counts):
-        raise ValueError
-    causes = {_check_name(name): _parse_cause(cause) for name, cause in fields["causes"].items()}
-    return GpuRecord(causes, binding, gone, fields["heard"], fields["bound"], *counts)
+    return state
 
 
 def _parse_cause(fields: Any) -> Cause:
-    if fields.keys() != _TYPES.keys():
+    cause = Cause(**fields)
+    if len(cause.why) > LONGEST or cause.kind not in KINDS or cause.ends not in xids.ENDS:
         raise ValueError
-    for name, value in fields.items():
-        is_flag = isinstance(value, bool) and bool not in _TYPES[name]
-        if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
-            raise ValueError
-    is_known = fields["kind"] in KINDS and fields["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
-    if not is_known or not _is_finite(fields["since"]) or not _is_finite(fields["last"]):
-        raise ValueError
-    return Cause(**fields)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < 1 << 40  # no NaN either
-
-
-def _check_name(text: str) -> str:
-    if not 0 < len(text) <= LONGEST:
-        raise ValueError
-    return text
+    return cause

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.health import causes, gaps, reason
+from gpuplugin.health import causes, reason
 from gpuplugin.health.causes import Cause, EndedEvents, GpuRecord
 from gpuplugin.health.reason import Reason
 from gpuplugin.settings import xids
@@ -51,7 +51,7 @@ class Health:
         self._file = trust.identity(path)  # as it was read or written last
         self._state = causes.load(path, (system.boot() or "") if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
-        self.listened, self._over = gaps.Listening(self._state), EndedEvents()
+        self.listened, self._over = causes.Listening(self._state), EndedEvents()
         self._unsaved = self._warned = self._changed = False
         self._saved = 0.0
         self.choose(choice or xids.Choice())  # the settings may have changed
@@ -188,7 +188,7 @@ class Health:
             gpu = self._state.find(uuid, self._here) if isinstance(answer, dict) or is_gone else None
             if gpu:
                 answer = answer if isinstance(answer, dict) else {}
-                if uuid in self.listened.uuids and gaps.count(gpu, answer)[0]:  # else it is compared in `_watched`
+                if uuid in self.listened.uuids and causes.count(gpu, answer)[0]:  # else it is compared in `_watched`
                     self._unsaved = True
                 self._apply_test(gpu, answer, is_gone, moment)
         healthy = [uuid for uuid, answer in poll.items() if isinstance(answer, dict) and not answer.get("error")]
@@ -223,7 +223,7 @@ class Health:
         for uuid, answer in answers.items() if isinstance(answers, dict) else ():
             gpu = self._state.find(uuid, self._here) if isinstance(answer, dict) else None
             if gpu:
-                if gaps.count(gpu, answer)[1]:
+                if causes.count(gpu, answer)[1]:
                     self._apply_event({"ecc": True, "gpu": uuid}, moment)
                 self._apply_test(gpu, answer, False, moment)
         self.listened.begin(watching if isinstance(watching, list) else (), moment)

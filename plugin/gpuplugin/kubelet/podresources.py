@@ -125,12 +125,6 @@ def _parse_claims(resources: list[dict[str, Any]], pod: str, container: str) -> 
             yield Claim(resource["claim_namespace"], resource["claim_name"], *names, cdi, pod, container)
 
 
-async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] | None:
-    """Return which containers have devices of these resources; None if kubelet does not say."""
-    pods = await listed(kubelet_dir)
-    return None if pods is None else [row for row in pods.devices if row["resource"] in resources]
-
-
 def answers(kubelet_dir: str) -> bool:
     """Return whether anybody listens, which costs less than a question to nobody."""
     return sockets.is_listening(f"{kubelet_dir}/{PODS_SOCKET}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,11 +60,7 @@ def find(name: str) -> MpsGroup | None:
 
 def version() -> object:
     """Return a value that differs when the file is another one."""
-    try:
-        status = os.stat(_file.path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+    return trust.identity(_file.path)
 
 
 def claims_by_group(state_dir: str) -> dict[str, str]:

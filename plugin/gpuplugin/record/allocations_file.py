@@ -18,7 +18,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.record import former_files, record_form
+from gpuplugin.record import record_form
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -80,10 +80,10 @@ class AllocationsFile:
         return self._boot
 
     def prepare(self) -> None:
-        """Make its directory, and take over what the version before has left there.
+        """Make its directory.
 
         Raises:
-            GpushimError: it cannot be made, or others can write to it; or the record cannot be written.
+            GpushimError: it cannot be made, or others can write to it.
         """
         top = folder()
         try:
@@ -98,16 +98,6 @@ class AllocationsFile:
             raise GpushimError(
                 f"{top} cannot be trusted: it must be a directory that only root can write to; remove it", FAILED
             )
-        if former_files.exist(top):
-            with self.locked() as before:
-                former = former_files.read(top, self.boot)
-                if former is None:
-                    path = f"{top}/{former_files.BOOK}"
-                    logger.warning("%s, of the version before, is damaged: it is removed, %s", path, INSTEAD)
-                    former = record_form.fresh(self.boot, f"{path} was damaged")
-                former = self.current(former)
-                self.write(former_files.add(former, self.current(before)) if before else former)
-                former_files.remove(top)
 
     def read(self) -> Record | None:
         """Return the record as the file has it now; None if there is none, or it is damaged.
@@ -293,8 +283,6 @@ def summarize(file: AllocationsFile) -> str:
         os.lstat(file.path)
         record = file.read()
     except (FileNotFoundError, NotADirectoryError):
-        if former_files.exist(folder()):
-            return f"{subject} is not there yet: gpushim-device-plugin makes it of what the version before has left."
         return f"{subject} is not there: nothing was given out yet."
     except OSError as error:
         return f"{subject} cannot be looked at: {error.strerror}; run this as root."

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuplugin.record.record_form import Allocation, Division, Gpu, Part, Record
 
 STARTS, UNSAID = "a pod that starts", "pods that kubelet (pod-resources) has not named yet"
+LATER = "kubelet reports that after running for a while"
 
 
 def with_former(record: Record, units: Units) -> dict[str, Device]:
@@ -79,18 +80,9 @@ def decide(
                 holders.setdefault(resource, {})[name] = OTHERS
             elif record["unknown"]:
                 holders.setdefault(resource, {}).setdefault(name, UNSAID)
-    return changes.settled(
-        last, desired, holders, units, _describe_unknown(record), transitions.find_lost(record)
-    ), last
-
-
-def _describe_unknown(record: Record) -> str:
     reason = record["unknown"]
-    return (
-        f"nobody can say yet what pods have of it, for {reason}; kubelet reports that after running for a while"
-        if reason
-        else ""
-    )
+    unknown = f"nobody can say yet what pods have of it, for {reason}; {LATER}" if reason else ""
+    return changes.settled(last, desired, holders, units, unknown, transitions.find_lost(record)), last
 
 
 def list_served(record: Record, units: Units) -> dict[str, dict[str, Device]]:

@@ -20,6 +20,7 @@ from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
 from gpushim.ground import system
+from gpushim.ground.errors import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -165,7 +166,7 @@ def describe_device(
 
 def name_claim(namespace: str, name: str, driver: str) -> str:
     """Return a claim's name for sentences, which is also the key of one whose uid is not known."""
-    return f"claim {namespace}/{name} of {driver}"
+    return visible(f"claim {namespace}/{name} of {driver}")
 
 
 def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | None = None) -> KubeletState:

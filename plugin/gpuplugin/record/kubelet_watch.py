@@ -22,7 +22,7 @@ from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.record_form import CONFIRMED, LOST
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
-from gpushim.containers.kubelet import CHECKPOINT, KUBELET_SOCKET, OWN_DRIVER, plugins
+from gpushim.containers.kubelet import CHECKPOINT, CLAIMS, KUBELET_SOCKET, OWN_DRIVER, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -181,8 +181,9 @@ class KubeletWatch:
         return bool(self._running) or any(row["state"] == LOST for row in rows)
 
     def _identify_files(self) -> object:
-        checkpoint = f"{plugins(self.kubelet_dir())}/{CHECKPOINT}"
-        return trust.identity(self.file.path), self.identify(), trust.identity(checkpoint)
+        folder = self.kubelet_dir()
+        paths = self.file.path, f"{plugins(folder)}/{CHECKPOINT}", f"{folder}/{CLAIMS}"
+        return self.identify(), [trust.identity(path) for path in paths]
 
     def _repeat_unlisted(self, record: Record, clock: float) -> None:
         """Have kubelet write its checkpoint where that alone tells of pods: it may be some MiB."""

@@ -8,127 +8,111 @@ have a state:
     unconfirmed  kubelet's checkpoint alone has it: an init container's, or a pod's that has ended
     lost         kubelet does not have it any more, and a process of its pods is left: it is not free
 
-and end by being taken out of the record (transitions.py has the table).
+and end by being taken out of the record (transitions.py has the table). What is read is checked against the types
+below, as they are.
 Out of scope: the file and its lock (allocations_file.py).
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Mapping
+from typing import Any, Optional, TypedDict
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import TypedDict
+from gpuplugin.settings.json_types import checker
+from gpuplugin.settings.resources import Share
 
-    class Part(TypedDict):
-        """What a resource has of a GPU or MIG instance: so many devices, with a number in their ids or without."""
 
-        count: int
-        numbered: bool
-        share: Optional[dict[str, Any]]  # attributes of a resources.Share; None of a device that is not shared
+class Part(TypedDict):
+    """What a resource has of a GPU or MIG instance: so many devices, with a number in their ids or without."""
 
-    class Division(TypedDict):
-        """How a GPU or MIG instance was given out last: in which resources, by which instance of the plugin."""
+    count: int
+    numbered: bool
+    share: Optional[dict[str, Any]]  # attributes of a Share; None of a device that is not shared
 
-        parts: dict[str, Part]
-        owner: int
-        placement: str  # of a MIG instance: "GPU instance/compute instance"
 
-    class Allocation(TypedDict):
-        """A device of the device plugin that a container has."""
+class Division(TypedDict):
+    """How a GPU or MIG instance was given out last: in which resources, by which instance of the plugin."""
 
-        device: str  # UUID
-        placement: str
-        sharing: list[str]  # as changes.way_of has it
-        pod: str  # "pod NAMESPACE/NAME" as soon as kubelet has listed it
-        uid: str  # of the pod, as soon as kubelet's checkpoint has it
-        state: str
-        since: float  # seconds since boot
+    parts: dict[str, Part]
+    owner: int
+    placement: str  # of a MIG instance: "GPU instance/compute instance"
 
-    class Gpu(TypedDict):
-        """Divisions by UUID of the GPU and its MIG instances; allocations by "RESOURCE ID"."""
 
-        divisions: dict[str, Division]
-        allocations: dict[str, Allocation]
+class Allocation(TypedDict):
+    """A device of the device plugin that a container has."""
 
-    class ClaimShare(TypedDict):
-        """A claim's part of a device."""
+    device: str  # UUID
+    placement: str
+    sharing: list[str]  # as changes.way_of has it
+    pod: str  # "pod NAMESPACE/NAME" as soon as kubelet has listed it
+    uid: str  # of the pod, as soon as kubelet's checkpoint has it
+    state: str
+    since: float  # seconds since boot
 
-        id: str  # as the scheduler has named it
-        memory: int  # MiB
-        of: int  # MiB of the device
-        limited: bool  # whether its containers are limited to that
-        threads: int  # percent
-        group: str  # of the settings, whose MPS daemon its containers use, or ""
 
-    class _ClaimDeviceOptions(TypedDict, total=False):
-        share: ClaimShare  # of a device that is the claim's in part
+class Gpu(TypedDict):
+    """Divisions by UUID of the GPU and its MIG instances; allocations by "RESOURCE ID"."""
 
-    class ClaimDevice(_ClaimDeviceOptions):
-        """A device of a claim; one that an administrator looks at is not the claim's alone."""
+    divisions: dict[str, Division]
+    allocations: dict[str, Allocation]
 
-        request: str
-        device: str  # its name in the ResourceSlice
-        uuid: str
-        admin: bool
-        gpu: str  # UUID of the GPU that it is or is part of, "" if nobody knows that any more
-        placement: str
 
-    class Claim(TypedDict):
-        """A claim that has devices of this node."""
+class ClaimShare(TypedDict):
+    """A claim's part of a device."""
 
-        driver: str
-        namespace: str
-        name: str
-        devices: list[ClaimDevice]
-        pods: list[str]  # uids of those that have it
-        sharing: list[dict[str, Any]]  # groups, as mps.of_claims.describe returns them
-        state: str
-        since: float  # seconds since boot, of the boot that gave it; 0.0 if that is not known
+    id: str  # as the scheduler has named it
+    memory: int  # MiB
+    of: int  # MiB of the device
+    limited: bool  # whether its containers are limited to that
+    threads: int  # percent
+    group: str  # of the settings, whose MPS daemon its containers use, or ""
 
-    class Record(TypedDict):
-        """All of it."""
 
-        form: int
-        boot: str  # in which allocations were made
-        generation: int  # how often a division has changed
-        unknown: str  # why it may lack something that was given out, or ""
-        kubelet: Optional[list[Any]]  # identity of its socket, seconds since boot at its first sight; None: not yet
-        gpus: dict[str, Gpu]  # by UUID
-        claims: dict[str, Claim]  # by uid; of another's driver by driver, namespace and name
+class _ClaimDeviceOptions(TypedDict, total=False):
+    share: ClaimShare  # of a device that is the claim's in part
 
-    Grants = Mapping[str, Mapping[str, Allocation]]  # by GPU, and resource and id
 
+class ClaimDevice(_ClaimDeviceOptions):
+    """A device of a claim; one that an administrator looks at is not the claim's alone."""
+
+    request: str
+    device: str  # its name in the ResourceSlice
+    uuid: str
+    admin: bool
+    gpu: str  # UUID of the GPU that it is or is part of, "" if nobody knows that any more
+    placement: str
+
+
+class Claim(TypedDict):
+    """A claim that has devices of this node."""
+
+    driver: str
+    namespace: str
+    name: str
+    devices: list[ClaimDevice]
+    pods: list[str]  # uids of those that have it
+    sharing: list[dict[str, Any]]  # groups, as mps.of_claims.describe returns them
+    state: str
+    since: float  # seconds since boot, of the boot that gave it; 0.0 if that is not known
+
+
+class Record(TypedDict):
+    """All of it."""
+
+    form: int
+    boot: str  # in which allocations were made
+    generation: int  # how often a division has changed
+    unknown: str  # why it may lack something that was given out, or ""
+    kubelet: Optional[list[Any]]  # identity of its socket, seconds since boot at its first sight; None: not yet
+    gpus: dict[str, Gpu]  # by UUID
+    claims: dict[str, Claim]  # by uid; of another's driver by driver, namespace and name
+
+
+Grants = Mapping[str, Mapping[str, Allocation]]  # by GPU, and resource and id
 FORM = 1
 GRANTED, CONFIRMED, UNCONFIRMED, LOST = STATES = ("granted", "confirmed", "unconfirmed", "lost")
 MOST = 1 << 17  # devices of a resource
-LARGEST = 1 << 48  # number of an instance, or seconds, or changes: far more than there are
-_NUMBER = (int, float)
-_RECORD = {
-    "form": (int,),
-    "boot": (str,),
-    "generation": (int,),
-    "unknown": (str,),
-    "gpus": (dict,),
-    "claims": (dict,),
-}
-_DIVISION = {"parts": (dict,), "owner": (int,), "placement": (str,)}
-_PART = {"count": (int,), "numbered": (bool,), "share": (dict, type(None))}
-_SHARE = {
-    **dict.fromkeys(("kind", "policy", "group"), (str,)),
-    **dict.fromkeys(("memory", "threads"), (int, type(None))),
-    **dict.fromkeys(("distinct", "single", "sliced"), (bool,)),
-}
-_TEXTS = ("device", "placement", "pod", "uid", "state")
-_ALLOCATION = {**dict.fromkeys(_TEXTS, (str,)), "sharing": (list,), "since": _NUMBER}
-_CLAIM = {
-    **dict.fromkeys(("driver", "namespace", "name", "state"), (str,)),
-    **dict.fromkeys(("devices", "pods", "sharing"), (list,)),
-    "since": _NUMBER,
-}
-_DEVICE = {**dict.fromkeys(("request", "device", "uuid", "gpu", "placement"), (str,)), "admin": (bool,)}
-_CLAIM_SHARE = {"id": (str,), "memory": (int,), "of": (int,), "limited": (bool,), "threads": (int,), "group": (str,)}
 
 
 def fresh(boot: str, unknown: str = "") -> Record:
@@ -185,52 +169,24 @@ def parse(record: Any, lines: list[bytes], boot: str) -> Record:
     Raises:
         ValueError, TypeError, KeyError, AttributeError, RecursionError: it is none.
     """
-    _check(record, _RECORD)
     for line in lines if record["boot"] == boot else ():
         for gpu, allocations in json.loads(line).items():
             record["gpus"][gpu]["allocations"].update(allocations)
+    if not checker(Record)(record):
+        raise ValueError
     if record["kubelet"] is not None:
         identity, since = record["kubelet"]
-        _check({"identity": identity, "since": since}, {"identity": (str,), "since": _NUMBER})
-    for gpu in record["gpus"].values():
-        _check_gpu(gpu)
-    for claim in record["claims"].values():
-        _check(claim, _CLAIM)
-        _check_texts(claim["pods"])
-        for device in claim["devices"]:
-            _check(device, _DEVICE)
-            if "share" in device:
-                _check(device["share"], _CLAIM_SHARE)
+        if not (checker(str)(identity) and checker(float)(since)):
+            raise ValueError
+    rows = [row for gpu in record["gpus"].values() for row in gpu["allocations"].values()]
+    if not all(row["state"] in STATES for row in (*rows, *record["claims"].values())):
+        raise ValueError
+    if not all(len(row["sharing"]) == 2 for row in rows):
+        raise ValueError
+    divisions = (division for gpu in record["gpus"].values() for division in gpu["divisions"].values())
+    for part in (part for division in divisions for part in division["parts"].values()):
+        share = part["share"]
+        if not 0 < part["count"] < MOST or not (share is None or checker(Share)(Share(**share).__dict__)):
+            raise ValueError
     parsed: Record = record
     return parsed
-
-
-def _check_gpu(gpu: Any) -> None:
-    for division in gpu["divisions"].values():
-        _check(division, _DIVISION)
-        for part in division["parts"].values():
-            _check(part, _PART)
-            if not 0 < part["count"] < MOST:
-                raise ValueError
-            if part["share"] is not None:
-                _check(part["share"], {key: _SHARE[key] for key in part["share"]})
-                part["share"]["kind"]
-    for allocation in gpu["allocations"].values():
-        _check(allocation, _ALLOCATION)
-        _check_texts(allocation["sharing"])
-        _, _ = allocation["sharing"]
-
-
-def _check(row: Any, kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise for a member that is missing, of another type, or a number out of all proportion; bool is no int."""
-    for key, types in kinds.items():
-        value = row[key]
-        if type(value) not in types or (key == "state" and value not in STATES):
-            raise TypeError
-        if type(value) in _NUMBER and not 0 <= value < LARGEST:  # no NaN is
-            raise ValueError
-
-
-def _check_texts(values: list[Any]) -> None:
-    if not all(isinstance(value, str) for value in values):
-        raise TypeError

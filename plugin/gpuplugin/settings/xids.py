@@ -18,6 +18,7 @@ CATALOG = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 TIME = "time"  # some time after the last one, when the GPU's calls answer well
 ACTION = "action"  # when the driver, some time after the last one, says that no recovery action is needed
 AGAIN = "again"  # when the driver has asked for a recovery action since, and says none again
+ENDS = ("", TIME, ACTION, AGAIN)
 TRANSIENT = 60.0  # seconds after the last one that TIME is
 SETTLE = 10.0  # seconds that the driver has for raising its recovery action: three polls
 NAMED = 16  # XIDs in a sentence
@@ -33,36 +34,32 @@ class Verdict:
         meaning: a clause for people.
         counts: whether a device that had it is unhealthy, unless settings say otherwise.
         ends: TIME, ACTION or AGAIN. TIME concerns the MIG instance that had it; the others the whole GPU.
-        source: who says so.
         cure: what people do about it, one of gpuplugin.health.reason.CURES.
     """
 
     meaning: str
     counts: bool
     ends: str
-    source: str
     cure: str = "reset"
 
 
 def _make_table() -> dict[int, Verdict]:
     verdicts: dict[int, Verdict] = {}
-    for counts, ends, source, rows in (
-        (False, TIME, "catalog: RESTART_APP, CHECK_APP", _APPLICATION),
-        (False, TIME, "catalog: IGNORE", _NOTICES),
-        (True, TIME, "catalog: RESTART_APP", _ENGINES),
-        (True, ACTION, "catalog: RESET_GPU, reported by the recovery action", _RESETS),
-        (True, AGAIN, "catalog: RESET_GPU, not reported by the recovery action", _SILENT),
+    for counts, ends, rows in (
+        (False, TIME, _APPLICATION),
+        (False, TIME, _NOTICES),
+        (True, TIME, _ENGINES),
+        (True, ACTION, _RESETS),
+        (True, AGAIN, _SILENT),
     ):
         for row in rows.strip().splitlines():
             numbers, _, meaning = row.strip().partition(" ")
             first, _, last = numbers.partition("-")
-            verdicts.update(
-                dict.fromkeys(range(int(first), int(last or first) + 1), Verdict(meaning, counts, ends, source))
-            )
+            verdicts.update(dict.fromkeys(range(int(first), int(last or first) + 1), Verdict(meaning, counts, ends)))
     return {**verdicts, **{number: Verdict(*fields) for number, fields in _OTHERS.items()}}
 
 
-# The catalog blames the application, which has ended; the GPU is as good as before.
+# RESTART_APP, CHECK_APP: the catalog blames the application, which has ended; the GPU is as good as before.
 _APPLICATION = """
 11 an invalid stream of commands
 25 an invalid or illegal stream of commands
@@ -70,8 +67,9 @@ _APPLICATION = """
 69 a class error in the graphics engine
 80 corrupted data sent to the GPU
 """
-# The catalog asks for no action at once. 63: memory rows that are replaced at the next reset; the GPU works until
-# then (NVIDIA's "GPU memory error management", error recovery flags). 154: the recovery action, which is asked for.
+# IGNORE: the catalog asks for no action at once. 63: memory rows that are replaced at the next reset; the GPU works
+# until then (NVIDIA's "GPU memory error management", error recovery flags). 154: the recovery action, which is asked
+# for.
 _NOTICES = """
 14 an error that was made up for a test
 37 a firmware error
@@ -93,7 +91,7 @@ _NOTICES = """
 157 a failure to retire a resource
 160-161 the retirement of a channel
 """
-# The catalog: restart the application; and if it comes again, ask support. So no proof of a fault in the GPU.
+# RESTART_APP: restart the application; and if it comes again, ask support. So no proof of a fault in the GPU.
 _ENGINES = """
 8 the GPU stopped processing
 39-41 a fault of the copy engine
@@ -130,31 +128,29 @@ _SILENT = """
 140 an unrecovered memory error (ECC)
 158 a fatal timeout
 """
-_BY_ACTION = "reported by the recovery action"
-_REFERENCE = "ignored by NVIDIA's device plugin"
+# Those of the first four are ignored by NVIDIA's device plugin, too; so are the two that are disputed.
 _OTHERS: dict[int, tuple[Any, ...]] = {
-    13: ("an exception in the graphics engine", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
-    31: ("a memory page fault", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
-    43: ("the GPU ended an application's work", False, TIME, f"{_REFERENCE}; catalog: IGNORE"),
-    45: ("an application's work was removed", False, TIME, f"{_REFERENCE}; catalog: WORKFLOW_XID_45"),
+    13: ("an exception in the graphics engine", False, TIME),  # catalog: RESTART_APP
+    31: ("a memory page fault", False, TIME),  # catalog: RESTART_APP
+    43: ("the GPU ended an application's work", False, TIME),  # catalog: IGNORE
+    45: ("an application's work was removed", False, TIME),  # catalog: WORKFLOW_XID_45
     # Disputed (k8s-device-plugin #945): the catalog has it among the engines, "restart the application".
-    68: ("a fault of the video decoder", False, TIME, f"{_REFERENCE} (#945); catalog: RESTART_APP"),
-    # Disputed (k8s-device-plugin #1974). The driver raises its recovery action, which counts, if it needs a reset.
-    109: ("a timeout while the context was switched", False, ACTION, f"{_REFERENCE} (#1974); catalog: RESET_GPU"),
-    48: ("an uncorrectable memory error (double-bit ECC)", True, ACTION, f"catalog: WORKFLOW_XID_48, {_BY_ACTION}"),
-    54: ("the GPU's power is not connected well", True, AGAIN, "catalog: CHECK_MECHANICALS", "reboot"),
-    74: ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK_ERR, {_BY_ACTION}"),
-    78: ("a virtual GPU could not be started", True, ACTION, "catalog: UPDATE_SWFW"),
-    79: ("the GPU has fallen off the bus", True, ACTION, f"catalog: RESTART_BM, {_BY_ACTION}", "reboot"),
-    **dict.fromkeys(
-        range(144, 151), ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK5_ERR, {_BY_ACTION}")
-    ),
-    151: ("a key could not be changed", True, AGAIN, "catalog: RESTART_VM", "reboot"),
-    159: ("an error of the memory interconnect", True, AGAIN, "catalog: CHECK_UVM"),
+    68: ("a fault of the video decoder", False, TIME),
+    # Disputed (k8s-device-plugin #1974): the catalog asks for a reset. The driver raises its recovery action, which
+    # counts, if it needs one.
+    109: ("a timeout while the context was switched", False, ACTION),
+    48: ("an uncorrectable memory error (double-bit ECC)", True, ACTION),  # catalog: WORKFLOW_XID_48
+    54: ("the GPU's power is not connected well", True, AGAIN, "reboot"),  # catalog: CHECK_MECHANICALS
+    74: ("an NVLink error", True, ACTION),  # catalog: WORKFLOW_NVLINK_ERR
+    78: ("a virtual GPU could not be started", True, ACTION),  # catalog: UPDATE_SWFW
+    79: ("the GPU has fallen off the bus", True, ACTION, "reboot"),  # catalog: RESTART_BM
+    **dict.fromkeys(range(144, 151), ("an NVLink error", True, ACTION)),  # catalog: WORKFLOW_NVLINK5_ERR
+    151: ("a key could not be changed", True, AGAIN, "reboot"),  # catalog: RESTART_VM
+    159: ("an error of the memory interconnect", True, AGAIN),  # catalog: CHECK_UVM
 }
 TABLE = _make_table()
 # The reference takes any other XID for critical; NVIDIA's DRA driver takes the driver's word instead (#1441).
-UNKNOWN = Verdict("", True, ACTION, "as NVIDIA's device plugin: critical")
+UNKNOWN = Verdict("", True, ACTION)
 
 
 def verdict(xid: int) -> Verdict:

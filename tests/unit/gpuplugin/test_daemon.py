@@ -9,13 +9,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from gpuplugin.allocation import kubelet_view, offer, plugin_front
+from gpuplugin.allocation import kubelet_view, offer
 from gpuplugin.allocation.plugin_front import PluginFront
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
@@ -68,22 +67,6 @@ def test_a_decision_that_takes_long_is_made_less_often(
 
     monkeypatch.setattr(plugin, "_offer", offer)
     assert asyncio.run(plugin._go_by(host.found, None)) >= 3.0
-
-
-def test_what_waits_is_looked_at_less_and_less_until_there_is_news(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plugin = alone(told(top))
-
-    async def offer(*_: Any) -> bool:
-        return True
-
-    monkeypatch.setattr(plugin, "_offer", offer)
-    monkeypatch.setattr(plugin_front, "time", SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0))
-    pauses = [
-        (asyncio.run(plugin._go_by(host.found, seen)), plugin._again) for seen in ("a", "a", "a", "a", "b", "b")
-    ]
-    assert pauses == [(pause, 100.0 + pause) for pause in (1.0, 2.0, 4.0, 4.0, 1.0, 2.0)]
 
 
 def test_labels_follow_the_snapshot_and_outlive_the_plugin(top: Path, host: Host, tmp_path: Path) -> None:
@@ -139,17 +122,6 @@ async def a_stranger(kubelet: Kubelet, devices: Any = ()) -> Endpoint:
     await stranger.attend()
     await until(lambda: set(kubelet.lists[GPU]) == {one["ID"] for one in devices})
     return stranger
-
-
-def test_a_stranger_registers_the_same_and_dies(top: Path, host: Host) -> None:
-    async def run() -> None:
-        async with running(top) as kubelet:
-            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
-            stranger = await a_stranger(kubelet)
-            await stranger.stop()
-            await until(lambda: kubelet.well().get(GPU) == [uuid(0), uuid(1)])
-
-    asyncio.run(run())
 
 
 def test_a_stranger_s_end_is_noticed_long_before_the_next_question(

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.allocation import allocators
+from gpuplugin.kubelet import podresources
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.grants import grant_claim
 from gpushim.containers import kubelet as files
@@ -33,13 +34,16 @@ CLAIMED = {
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOK", "SOON"):
         monkeypatch.setattr(allocators, name, 0.1)
+    monkeypatch.setattr(podresources, "SETTLED", 0.1)
 
 
 def promised(folder: Path, *devices: str) -> None:
     """Write what kubelet keeps of claims."""
     saved = [{"PoolName": "n", "DeviceName": one, "CDIDeviceIDs": []} for one in devices]
     state = {"gpu.nvidia.com": {"Devices": saved}}
-    entry = {"ClaimName": "mine", "Namespace": "ns", "PodUIDs": {"u": {}}, "DriverState": state}
+    entry = {
+        "ClaimUID": "c", "ClaimName": "mine", "Namespace": "ns", "PodUIDs": {"u": {}}, "DriverState": state,
+    }  # fmt: skip
     inner = json.dumps({"ClaimInfoStateList": [entry] if devices else []})
     (folder / "new").write_text(json.dumps({"Data": inner, "Checksum": 0}))
     (folder / "new").replace(folder / files.CLAIMS)
@@ -80,7 +84,7 @@ def test_what_a_claim_has_waits_until_kubelet_lists_it_no_more(top: Path, host: 
             await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
             with pytest.raises(
                 grpc.aio.AioRpcError,
-                match=r"cannot be used: claim ns/mine of gpu\.nvidia\.com has it, for pod ns/pod; these",
+                match=r"cannot be used: claim ns/mine of gpu\.nvidia\.com has it; these",
             ):
                 await kubelet.allocate(GPU, uuid(0))
             kubelet.claimed.clear()

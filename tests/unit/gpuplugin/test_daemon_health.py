@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from gpushim.ground import system
 from gpushim.inventory import earlier
 from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
-from unit.gpuplugin.running_daemon import GPU, FakeChild, Host, health, host, running, sliced, told, top, wanted
-from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+from unit.gpuplugin.running_daemon import GPU, FakeChild, Host, health, host, running, sliced, top, wanted
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 __all__ = ["host", "top"]
 WELL = health(uuid(0), uuid(1))
@@ -44,40 +42,6 @@ def test_an_xid_marks_every_replica(top: Path, host: Host) -> None:
             devices = (await do(top, "status"))["resources"][0]["devices"]
             assert [why["kind"] for why in devices[1]["reasons"]] == ["xid"]
             assert not devices[0]["reasons"]
-
-    asyncio.run(run())
-
-
-def test_checks_that_are_switched_off_count_no_more(top: Path, host: Host) -> None:
-    async def run() -> None:
-        async with running(top, lambda: told(top, **{"disable-healthchecks": "79"})) as kubelet:
-            await until(lambda: kubelet.lists.get(GPU) == WELL)
-            FakeChild.all["events"].heard({**XID, "gpu": uuid(1)})
-            await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)))
-            os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: kubelet.lists[GPU] == WELL)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("where", "sick"),
-    [({"gi": None, "ci": None}, (16, 17)), ({"gi": 1, "ci": 0}, (16,)), ({"gi": 2, "ci": None}, (17,))],
-)
-def test_mig_instances_are_marked_with_their_gpu_or_alone(
-    top: Path, host: Host, where: dict[str, Any], sick: tuple[int, ...]
-) -> None:
-    async def run() -> None:
-        host.has(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0), mig(1, 1)]))
-        values = {"mig-strategy": "mixed", "enable-healthchecks": "13"}
-        async with running(top, **values) as kubelet:
-            name = "nvidia.com/mig-1g.5gb"
-            await until(lambda: len(kubelet.well().get(name, ())) == 2 and kubelet.lists.get(GPU))
-            # It ends after its time, and is of the instance alone.
-            FakeChild.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
-            well = [uuid(number, "MIG") for number in (16, 17) if number not in sick]
-            assert await until(lambda: kubelet.well()[name] == well) < EVENT
-            assert kubelet.lists[GPU] == health(uuid(0))
 
     asyncio.run(run())
 

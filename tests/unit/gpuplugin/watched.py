@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -47,6 +48,22 @@ class Heard:
 
     def _blind(self, why: str, gpu: str) -> None:
         self.blind.append((why, gpu))
+
+    def run(self, body: Callable[[], Awaitable[Any]]) -> None:
+        """Run a body beside the child; afterwards no process and no descriptor is left."""
+
+        async def whole() -> None:
+            before = len(os.listdir("/proc/self/fd"))
+            self.child.begin()
+            try:
+                await body()
+            finally:
+                pid = self.child.pid
+                assert await self.child.stop()
+            assert not os.path.exists(f"/proc/{pid}")
+            assert len(os.listdir("/proc/self/fd")) <= before
+
+        asyncio.run(whole())
 
     def last(self, key: str) -> Optional[dict[str, Any]]:
         """Return the last line that has a key."""

@@ -27,7 +27,6 @@ def by_id(devices: list[Device]) -> dict[str, Device]:
 
 HOST = snapshot([gpu(0), gpu(1, problem="XID 79 on it"), gpu(2, mig=True)], [mig(2, 0)])
 DEVICES = by_id(resources.find(HOST, "mixed", [], [])[GPU])
-TWO = (uuid(0), uuid(2, "MIG"))
 
 
 def told(**by: Any) -> dict[str, Any]:
@@ -95,24 +94,6 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
 )
 def test_answers(by: dict[str, Any], desired: dict[str, Any]) -> None:
     assert told(**by) == desired
-
-
-@pytest.mark.parametrize(
-    "strategies", [strategies for n in range(1, 5) for strategies in combinations(allocation.STRATEGIES, n)]
-)
-def test_each_way_is_gone_beside_the_others(strategies: tuple[str, ...]) -> None:
-    found = told(strategies=strategies, imex=[0], features=["gds", "mofed"], control=["/dev/nvidiactl"])
-    plain = {ENVVAR, MOUNTS} & {*strategies}
-    value = LIST if MOUNTS in strategies else f"{uuid(0)},{MIG}" if plain else None
-    assert found["envs"].get("NVIDIA_VISIBLE_DEVICES") == value
-    assert ("NVIDIA_IMEX_CHANNELS" in found["envs"]) == (plain == {ENVVAR})
-    assert {"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}.items() <= found["envs"].items()
-    keys = {MOUNTS: "mounts", ANNOTATIONS: "annotations", CRI: "cdi_devices"}
-    assert {*found} == {
-        "envs",
-        *(["devices"] * bool(plain)),
-        *(keys[strategy] for strategy in strategies if strategy in keys),
-    }
 
 
 LONGEST = "nvidia.com/mig-" + "5" * (resources.LONGEST_NAME - 15) + ".shared"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.grants import grant_claim
-from gpuplugin.record.record_form import FORM, GRANTED
+from gpuplugin.record.record_form import GRANTED
 from gpuplugin.record.transitions import QUIET
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
@@ -92,14 +91,6 @@ def test_after_a_boot(
     is_refused(scene)
 
 
-def test_a_plugin_that_has_decided_before(scene: Scene) -> None:
-    plugin = scene.settle(whole())
-    assert plugin.look(whole()) == {ONE}
-    prepare()
-    scene.now += QUIET + 1
-    assert plugin.look(whole()) == set()
-
-
 def test_a_claim_that_kubelet_has_had_undone_holds_nothing(scene: Scene) -> None:
     """As where the driver could not write it, and is gone for good; not one that it has given just now."""
     scene.settle(whole()).end()
@@ -143,15 +134,6 @@ def test_a_record_that_is_lost_has_what_kubelet_has(scene: Scene, content: str |
     plugin.allocate(ONE)
 
 
-def test_an_empty_file_of_kubelets_does_not_end_a_claim_whose_pods_nobody_knows(scene: Scene) -> None:
-    """As of a version before."""
-    scene.settle(whole()).end()
-    prepare()
-    scene.write_claims()
-    scene.now += QUIET + 1
-    is_refused(scene)
-
-
 @pytest.mark.parametrize("divided", [True, False])
 def test_an_instance_that_was_made_anew_waits(scene: Scene, divided: bool) -> None:
     """Its capability nodes are those of the instance that the claim has."""
@@ -193,11 +175,3 @@ def test_a_claim_that_only_looks_has_nothing(scene: Scene) -> None:
     scene.now += QUIET + 1
     assert plugin.look(whole()) == {ONE}
     plugin.allocate(ONE, GPU)
-
-
-def test_a_record_that_a_newer_version_has_written_holds_all(scene: Scene) -> None:
-    plugin = scene.settle(whole())
-    path = Path(prepare().path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "form": FORM + 1}))
-    with pytest.raises(GpushimError, match=r"allocations\.json is written by a newer version of gpushim"):
-        plugin.look(whole())

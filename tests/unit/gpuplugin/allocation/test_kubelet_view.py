@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
-import time
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +14,7 @@ from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.record import allocations_file
 from gpuplugin.record.kubelet_watch import TICK
-from gpuplugin.record.record_form import CONFIRMED, LOST
+from gpuplugin.record.record_form import LOST
 from gpuplugin.record.transitions import QUIET
 from gpuplugin.settings.resources import Share, replicated
 from gpuplugin.settings.sharing import TIME_SLICING
@@ -48,35 +45,12 @@ def test_what_nobody_has_changes_at_once(scene: Scene) -> None:
     assert scene.settle(whole()).look(parts()) == SLICES
 
 
-@pytest.mark.parametrize(
-    ("waits", "gone", "seconds"),
-    [(False, set(), kubelet_view.ALONE), (True, set(), kubelet_view.ASK), (False, {ONE}, kubelet_view.ASK)],
-)
-def test_kubelet_is_asked_rarely_where_nothing_waits(
-    scene: Scene, waits: bool, gone: set[str], seconds: float
-) -> None:
-    plugin: Any = scene.settle(whole())
-    plugin.registry.watched, plugin.registry.served[GPU] = True, SimpleNamespace(resource=SimpleNamespace(gone=gone))
-    plugin.view._waits = waits
-    plugin.view._asked, plugin.view._pause = time.monotonic(), kubelet_view.ALONE
-    assert plugin.view._longest() == seconds
-    assert bool(plugin.view._rest()) == (not waits)  # else somebody is to be named at each tick
-    plugin.registry.served.clear()
-
-
 def test_the_same_decision_is_not_written_again(scene: Scene) -> None:
     plugin = scene.settle(parts())
     plugin.look(parts())
     before = plugin.record
     assert plugin.look(parts()) == SLICES
     assert plugin.record is before
-
-
-def test_a_record_that_could_not_be_written_is_written(scene: Scene) -> None:
-    plugin = scene.settle(whole())
-    plugin.watch.file.stuck = True
-    plugin.look(whole())
-    assert not plugin.watch.file.stuck
 
 
 CHANGES = [(old, new) for old in FORMS for new in FORMS if old != new]
@@ -127,13 +101,6 @@ def test_what_was_given_out_just_now_waits_until_its_pod_is_listed_and_ends(scen
     scene.now += QUIET
     assert plugin.look(parts()) == {ONE}
     scene.pods = {}
-    assert plugin.look(parts()) == SLICES
-
-
-def test_what_was_given_out_and_never_listed_changes_after_a_while(scene: Scene) -> None:
-    plugin = scene.settle(whole())
-    plugin.allocate(ONE)
-    scene.now += QUIET + 1
     assert plugin.look(parts()) == SLICES
 
 
@@ -429,16 +396,6 @@ def test_who_keeps_the_records_lock_does_not_end_the_loop(scene: Scene, monkeypa
 
     with other.locked():
         assert asyncio.run(runs())
-
-
-def test_a_listed_pod_is_confirmed_with_its_uid(scene: Scene) -> None:
-    plugin = scene.settle(whole())
-    plugin.allocate(ONE)
-    scene.pods = {GPU: {ONE: "a"}}
-    scene.now += TICK + 1
-    plugin.follow()
-    (allocation,) = plugin.allocations.values()
-    assert (allocation["state"], allocation["pod"], allocation["uid"]) == (CONFIRMED, "pod default/a", "uid-a")
 
 
 @pytest.mark.parametrize("number", ["131071", "9" * 19, "9" * 5000], ids=len)

@@ -43,15 +43,6 @@ def test_a_device_is_listed_as_the_message_that_it_is(well: bool, numa: int) -> 
     assert (device["ID"], device["health"], node["ID"]) == ("GPU-1::300", "Healthy" if well else "Unhealthy", numa)
 
 
-def test_what_has_not_changed_is_not_made_anew() -> None:
-    some = Resource("gpu", settings.resolve({}, {}, {}, ""), Delivery(["envvar"]))
-    some.have([Device("0", "GPU-0", "0", 0), Device("1", "GPU-1", "1", 1)], {})
-    before = {**some.listed}
-    some.have([Device("0", "GPU-0", "0", 0), Device("1", "GPU-1", "1", 1, problem="lost")], {})
-    assert some.listed["0"] is before["0"]
-    assert some.listed["1"] == v1beta1.write_device("1", False, -1)
-
-
 @pytest.mark.parametrize(("disable", "refused"), [("", True), ("xids", True), ("all", False)])
 def test_gpus_that_nvml_was_not_asked_about_are_offered_only_unchecked(disable: str, refused: bool) -> None:
     why = f"NVML cannot be used (Driver Not Loaded): {procfs.UNASKED}"

@@ -15,7 +15,6 @@ from gpuplugin.health.nvml_lines import Since
 from gpuplugin.processes import moments
 from gpushim.ground import system
 from unit.gpuplugin import watched
-from unit.gpuplugin.health.nvml_run import run
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, snapshot, watch
 
@@ -42,7 +41,7 @@ def test_behind_a_storm_every_other_event_is_told(host: Host) -> None:
         assert not heard.blind
         await until(lambda: told().count(13) >= 2)  # that it came again
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_the_first_of_a_kind_is_due_at_once_and_the_next_after_the_pace() -> None:
@@ -107,7 +106,7 @@ def test_xids_of_the_gap_are_told_from_the_kernels_log(host: Host) -> None:
         assert heard.lines[-1][1]["watching"] == sorted((one, other))  # after that
         assert (heard.last("xid") or {})["at"] == pytest.approx(now - 5, abs=3)
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_each_gpu_is_asked_before_it_is_told_as_watched(host: Host) -> None:
@@ -122,7 +121,7 @@ def test_each_gpu_is_asked_before_it_is_told_as_watched(host: Host) -> None:
         assert asked[host.gpus[0].uuid]["ecc"] == 2
         assert len(heard.lines) == 1
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_child_that_began_anew_by_itself_asks_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +136,4 @@ def test_a_child_that_began_anew_by_itself_asks_again(host: Host, monkeypatch: p
         await until(line)
         assert (heard.last("asked") or {})["watching"] == [host.gpus[1].uuid]
 
-    run(heard, body)
+    heard.run(body)

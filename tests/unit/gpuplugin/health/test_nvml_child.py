@@ -21,7 +21,6 @@ from gpuplugin.processes import child, moments
 from gpuplugin.processes.moments import until as next_moment  # before looks_apart
 from gpushim.inventory import nvml_program
 from unit.gpuplugin import watched
-from unit.gpuplugin.health.nvml_run import run
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import watch
 
@@ -59,7 +58,7 @@ def test_an_event_is_heard_at_once(host: Host, gi: Any, ci: Any) -> None:
         host.ecc(0)
         await until(heard.told(lambda line: line["gpu"] == host.gpus[0].uuid, "ecc"))
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_back(
@@ -83,7 +82,7 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
         await until(heard.told(lambda line: line["gpu"] == uuids[0], "xid"))
         assert not heard.blind
 
-    run(heard, body)
+    heard.run(body)
 
 
 def quicker(**constants: Any) -> str:
@@ -121,7 +120,7 @@ def test_a_driver_without_events_is_no_error(host: Host, function: str, code: in
         line = heard.lines[0][1]
         assert [line["watching"], line["unwatched"], line["unsupported"]] == [[], {}, uuids]
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_gpu_that_refuses_is_unwatched_and_it_is_said_why(host: Host) -> None:
@@ -134,7 +133,7 @@ def test_a_gpu_that_refuses_is_unwatched_and_it_is_said_why(host: Host) -> None:
         assert line["watching"] == [host.gpus[1].uuid]
         assert line["unwatched"] == {host.gpus[0].uuid: "Unknown Error"}
 
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize("mode", ["events", "polls"])
@@ -152,7 +151,7 @@ def test_one_gpu_hangs_and_the_others_are_watched_soon(
         assert [*(heard.last(key) or {})[key]] == [host.gpus[1].uuid]
         assert (heard.last("poll") or {}).get("migs") is None
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None:
@@ -166,7 +165,7 @@ def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None
         found = [(poll[gpu.uuid]["rows"], poll[gpu.uuid]["pages"]) for gpu in host.gpus]
         assert found == [([0, 0], None), (None, 2)]
 
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monk
         await until(heard.told(lambda line: not line["poll"][uuid]["error"], "poll"))
         assert not heard.blind
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_poll_lists_gpus_and_mig_instances_that_come_and_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +219,7 @@ def test_a_poll_lists_gpus_and_mig_instances_that_come_and_go(host: Host, monkey
         host.update()
         await until(heard.told(lambda line: line["gpus"] == uuids[:1] and line["poll"][uuids[1]]["lost"], "poll"))
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_nvml_that_cannot_be_used_is_the_reason(host: Host) -> None:
@@ -231,7 +230,7 @@ def test_nvml_that_cannot_be_used_is_the_reason(host: Host) -> None:
         await until(lambda: heard.blind)
         assert heard.blind[0] == ("NVML cannot be used (Driver Not Loaded)", "")
 
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize("hung", [False, True])

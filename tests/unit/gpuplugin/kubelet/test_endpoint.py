@@ -331,19 +331,6 @@ def test_a_directory_that_becomes_a_link_is_said_once_and_is_used_when_it_is_one
     asyncio.run(run())
 
 
-def test_kubelet_refuses(folder: Path) -> None:
-    async def run() -> None:
-        kubelet = Kubelet(folder, refuses="the API version is not supported")
-        await kubelet.start()
-        endpoint = Endpoint(str(folder), GPU, give, prefer)
-        with pytest.raises(GpushimError, match=r"kubelet does not register nvidia.com/gpu: the API version"):
-            await endpoint.attend()
-        await endpoint.stop()
-        await kubelet.stop()
-
-    asyncio.run(run())
-
-
 def test_a_refusal_is_one_short_line_without_controls(folder: Path) -> None:
     async def run() -> None:
         kubelet = Kubelet(folder, refuses="no\x1b[2J\nforged\u202e" + "x" * 5000)
@@ -384,21 +371,3 @@ def test_without_a_free_descriptor_every_socket_counts_as_alive(monkeypatch: pyt
     assert not is_listening("/nowhere.sock")
     monkeypatch.setattr(socket, "socket", none)
     assert is_listening("/nowhere.sock")
-
-
-def test_a_list_that_kubelet_would_not_read(folder: Path) -> None:
-    async def run() -> None:
-        endpoint = Endpoint(str(folder), GPU, give, prefer)
-        with pytest.raises(GpushimError, match="kubelet reads 4194304; give out fewer replicas"):
-            endpoint.offer([{"ID": f"GPU-{number:060}", "health": "Healthy"} for number in range(60000)])
-
-    asyncio.run(run())
-
-
-def test_a_path_too_long_for_a_socket(folder: Path) -> None:
-    async def run() -> None:
-        endpoint = Endpoint(f"{folder}/{'x' * 99}", GPU, give, prefer)
-        with pytest.raises(GpushimError, match="--kubelet-dir must name a shorter directory"):
-            await endpoint.attend()
-
-    asyncio.run(run())

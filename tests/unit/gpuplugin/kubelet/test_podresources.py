@@ -59,12 +59,6 @@ def test_devices_and_claims(kubelet: Kubelet) -> None:
     ]
 
 
-def test_some_resources(kubelet: Kubelet) -> None:
-    kubelet.held = {GPU: ["a"], "x.com/y": ["z"]}
-    (found,) = ask(kubelet, lambda folder: podresources.holders(folder, [GPU]))
-    assert found["devices"] == ["a"]
-
-
 def test_what_it_would_give_out(kubelet: Kubelet) -> None:
     kubelet.lists = {GPU: {"a": "Healthy", "b": "Unhealthy", "c": "Healthy"}}
     assert ask(kubelet, podresources.allocatable) == {GPU: {"a", "c"}}

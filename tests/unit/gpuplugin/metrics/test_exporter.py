@@ -23,7 +23,6 @@ from gpuplugin.processes import counts, instances
 from gpuplugin.snapshot import node_requests, release
 from gpushim.containers.memory_use import Use
 from gpushim.decision import memory
-from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.http_client import ask, get
 from unit.gpuplugin.running_daemon import GPU, FakeChild, Host, health, host, running, top
@@ -265,20 +264,6 @@ def test_a_kubelet_that_does_not_answer_delays_no_scrape(
             found = await asyncio.wait_for(scraped(top), 2)
             assert found[f"{OWN}pod_resources_up",] == 0
             assert found[f"{OWN}registered", GPU] == 1
-
-    asyncio.run(run())
-
-
-def test_no_child_asks_while_the_gpus_are_let_go(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "PACE", 0.0)
-
-    async def run() -> None:
-        async with running(top, **at(top)) as kubelet:
-            await until(lambda: kubelet.lists.get(GPU) == WELL)
-            for word, does in (("status", "begin"), ("release", ""), ("take", "begin")):
-                await do(top, word)
-                await scraped(top)
-                assert FakeChild.all["figures"].does == does
 
     asyncio.run(run())
 

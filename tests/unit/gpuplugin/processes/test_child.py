@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,23 +24,6 @@ def running(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def run(heard: Heard, body: Callable[[], Awaitable[Any]]) -> None:
-    """Run a body beside the child; afterwards no process and no descriptor is left."""
-
-    async def whole() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        heard.child.begin()
-        try:
-            await body()
-        finally:
-            pid = heard.child.pid
-            assert await heard.child.stop()
-        assert not running(pid)
-        assert len(os.listdir("/proc/self/fd")) <= before
-
-    asyncio.run(whole())
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST", 0.05)
@@ -56,7 +38,7 @@ def test_what_it_tells_is_heard_but_not_what_is_about_itself() -> None:
         assert [line for _, line in heard.lines] == [{"watching": ["GPU-a"]}, {"xid": 79}]
         assert heard.blind == []
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_lines_that_come_one_after_the_other_cost_few_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,24 +61,7 @@ def test_lines_that_come_one_after_the_other_cost_few_turns_of_the_loop(monkeypa
         assert len(read) < 10
         assert time.thread_time() - before < 0.5  # of two seconds: nor does it turn while it waits
 
-    run(heard, body)
-
-
-def test_a_line_is_looked_for_once_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Heard("".join(f"time.sleep(0.1); tell(xid={number})\n" for number in range(1, 5)) + "time.sleep(99)")
-    read: list[int] = []
-    take = heard.child._read
-
-    def noted(reading: int) -> None:
-        read.append(reading)
-        take(reading)
-
-    async def body() -> None:
-        monkeypatch.setattr(heard.child, "_read", noted)
-        await until(lambda: len(heard.lines) == 4)
-        assert len(read) <= 5  # the first before it has told anything
-
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +90,7 @@ def test_one_that_ends_is_followed_by_another_and_it_is_said_why(script: str, wh
         await until(lambda: len(heard.suspects) > 1)
         assert heard.blind[0][0].startswith(why)
 
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize("last", ["", "tell(alive=1); "])
@@ -136,7 +101,7 @@ def test_the_end_of_one_whose_child_holds_the_pipe(last: str) -> None:
         await until(lambda: len(heard.suspects) > 1)
         assert heard.blind[0] == ("it has ended", "")  # and is silent, too
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_one_that_hangs_is_killed_and_the_next_knows_which_gpu_it_asked() -> None:
@@ -150,7 +115,7 @@ def test_one_that_hangs_is_killed_and_the_next_knows_which_gpu_it_asked() -> Non
         assert heard.suspects[:2] == [[], ["GPU-a"]]
         assert not running(first)
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_gpu_that_answers_is_suspect_no_more() -> None:
@@ -164,7 +129,7 @@ def test_a_gpu_that_answers_is_suspect_no_more() -> None:
         assert heard.suspects == [["GPU-a", "GPU-b"], ["GPU-b"]]
         assert heard.blind == []
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_one_that_ends_at_once_is_started_more_and_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +140,7 @@ def test_one_that_ends_at_once_is_started_more_and_more_rarely(caplog: pytest.Lo
         await until(lambda: len(heard.suspects) == 4)
         assert time.monotonic() - began > 0.05 + 0.1 + 0.2
 
-    run(heard, body)
+    heard.run(body)
     assert caplog.messages == ["GPUs are not watched (gpushim-events): it has ended; it starts again"]
 
 
@@ -189,7 +154,7 @@ def test_rubbish_is_said_once_and_passed_over(line: str, caplog: pytest.LogCaptu
         assert "has written what is none of its lines: " in caplog.messages[0]
         assert len(caplog.messages[0]) < 200
 
-    run(heard, body)
+    heard.run(body)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +169,7 @@ def test_stop_ends_one_that_hangs_soon(script: str) -> None:
         assert await heard.child.stop()
         assert time.monotonic() - began < 3
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_stop_right_after_again_while_it_waits_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +183,7 @@ def test_stop_right_after_again_while_it_waits_to_start(monkeypatch: pytest.Monk
         await asyncio.sleep(0)
         assert await asyncio.wait_for(heard.child.stop(), 3)
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_its_own_children_are_killed_with_it() -> None:
@@ -230,7 +195,7 @@ def test_its_own_children_are_killed_with_it() -> None:
         await heard.child.stop()
         await until(lambda: not running(int(pid)) or state(int(pid)) == "Z")
 
-    run(heard, body)
+    heard.run(body)
 
 
 def state(pid: int) -> str:
@@ -256,7 +221,7 @@ def test_none_beside_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: len(heard.suspects) == 2)
         monkeypatch.undo()
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_what_it_has_told_before_it_is_stopped_is_heard() -> None:
@@ -268,7 +233,7 @@ def test_what_it_has_told_before_it_is_stopped_is_heard() -> None:
         await heard.child.stop()
         assert [line for _, line in heard.lines] == [{"xid": 79}]
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_who_is_patient_waits_for_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +248,7 @@ def test_who_is_patient_waits_for_one_that_cannot_be_killed(monkeypatch: pytest.
         os.kill(held, signal.SIGKILL)
         assert await patient
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_a_program_that_is_not_there_is_tried_again() -> None:
@@ -293,7 +258,7 @@ def test_a_program_that_is_not_there_is_tried_again() -> None:
         await until(lambda: len(heard.blind) > 1)
         assert heard.blind[0] == ("it cannot be started: No such file or directory", "")
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_who_hears_fails_and_that_is_not_hidden() -> None:
@@ -311,7 +276,7 @@ def test_who_hears_fails_and_that_is_not_hidden() -> None:
         with pytest.raises(KeyError):
             await tasks[0]
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_one_that_is_fed_may_answer_much() -> None:
@@ -321,7 +286,7 @@ def test_one_that_is_fed_may_answer_much() -> None:
         await until(lambda: len(heard.lines) == 4000)
         assert heard.blind == []
 
-    run(heard, body)
+    heard.run(body)
 
 
 def test_one_that_is_fed_reads_what_it_is_told() -> None:
@@ -334,7 +299,7 @@ def test_one_that_is_fed_reads_what_it_is_told() -> None:
         assert not heard.child.say({"a": "x" * 5000})  # more than a pipe takes as one
 
     assert not heard.child.say({})
-    run(heard, body)
+    heard.run(body)
     assert not heard.child.say({})
 
 

@@ -148,17 +148,3 @@ def test_without_a_driver_it_exits_with_one_sentence(node: Node) -> None:
     (line,) = done.stderr.splitlines()
     assert done.returncode in (12, 13)
     assert line.startswith("gpushim-device-plugin: ")
-
-
-def test_or_waits_and_notices_it(node: Node) -> None:
-    async def run() -> None:
-        node.build(0)
-        shutil.rmtree(node.folder / "host" / "proc")
-        node.start("--fail-on-init-error=false")
-        async with node.running() as process:
-            await until(lambda: (node.state / "inventory.json").exists(), 15)
-            node.build(2)
-            await until(lambda: node.devices == 2, 15)
-            assert process.poll() is None
-
-    asyncio.run(run())

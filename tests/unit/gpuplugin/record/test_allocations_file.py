@@ -132,16 +132,6 @@ def test_a_moment_without_descriptors_is_no_damage(path: Path, monkeypatch: pyte
     assert path.read_bytes() == before
 
 
-def test_a_grant_is_added_to_the_same_file_and_others_see_it(path: Path) -> None:
-    before, other = path.stat(), AllocationsFile()
-    assert other.read()
-    grant()
-    after = other.read()
-    assert after
-    assert after["gpus"][ONE]["allocations"]
-    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
-
-
 @pytest.mark.parametrize("more", [0, 900])
 def test_the_file_does_not_grow_with_each_grant(path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(allocations_file, "ADDED_LIMIT", more)
@@ -284,13 +274,6 @@ def test_its_summary(path: Path, content: Any, said: str) -> None:
         path.write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
     subject = f"The record of who has what, {path}, is "
     assert allocations_file.summarize(AllocationsFile()).startswith(subject + said)
-
-
-def test_the_summary_before_the_files_of_the_version_before_are_taken_over(path: Path) -> None:
-    path.unlink()
-    path.with_name("book.json").write_text("{}")
-    said = "is not there yet: gpushim-device-plugin makes it of what the version before has left."
-    assert allocations_file.summarize(AllocationsFile()).endswith(said)
 
 
 def test_the_summary_of_a_newer_version(path: Path) -> None:

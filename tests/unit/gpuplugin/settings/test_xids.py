@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuplugin.health import reason
 from gpuplugin.settings import xids
 
 IGNORED = (13, 31, 43, 45, 68, 109)  # by NVIDIA's device plugin
-LISTS = st.lists(st.sampled_from(["all", "xids", "79", "48", "13", "94", " 31 ", "x", ""]), max_size=4).map(",".join)
 
 
 def choose(disable: str = "", enable: str = "") -> xids.Choice:
@@ -41,10 +38,9 @@ def test_counting_xids_end_as_the_catalog_says(xid: int, ends: str) -> None:
     assert xids.verdict(xid).ends == ends
 
 
-def test_each_verdict_names_what_it_means_and_who_says_so() -> None:
+def test_each_verdict_names_what_it_means() -> None:
     for verdict in xids.TABLE.values():
         assert verdict.meaning
-        assert "catalog" in verdict.source
         assert verdict.cure in reason.CURES
         assert not verdict.meaning.endswith(".")
 
@@ -111,18 +107,3 @@ def test_that_checks_are_off_is_said(disable: str, enable: str, said: list[str])
     notes: list[str] = []
     xids.choose(disable, enable, notes)
     assert notes == [f"DP_DISABLE_HEALTHCHECKS: {each}" for each in said]
-
-
-@given(LISTS, LISTS, st.integers(1, 200))
-def test_what_is_enabled_by_number_counts_whatever_is_disabled(disable: str, enable: str, xid: int) -> None:
-    assert choose(disable, f"{enable},{xid}").counts(xid)
-
-
-@given(LISTS, LISTS, st.randoms())
-def test_the_order_of_words_means_nothing(disable: str, enable: str, random: object) -> None:
-    def mixed(text: str) -> str:
-        words = text.split(",")
-        random.shuffle(words)  # type: ignore[attr-defined]
-        return ",".join(words)
-
-    assert choose(mixed(disable), mixed(enable)) == choose(disable, enable)

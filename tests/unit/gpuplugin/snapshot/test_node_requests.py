@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import json
@@ -16,7 +15,6 @@ from gpuplugin.processes import counts
 from gpuplugin.snapshot import node_requests, node_snapshot, release
 from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
-from gpushim.ground.errors import GpushimError
 from gpushim.refresh import plugin_requests
 from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, snapshot
@@ -169,18 +167,6 @@ def test_a_refresh_that_failed_is_said(file: Path) -> None:
     (file.parents[1] / "failure").write_text(json.dumps(failure))
     one.read()
     assert str(one.problem) == "so it is"
-
-
-@pytest.mark.parametrize("pod", [True, False])
-def test_another_driver_ends_it_in_a_pod(file: Path, monkeypatch: pytest.MonkeyPatch, pod: bool) -> None:
-    if pod:
-        monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
-    one = Renewal()
-    saved(file.parents[1])
-    one.read()
-    saved(file.parents[1], module="590")
-    with pytest.raises(GpushimError, match="now 590 and was 580") if pod else contextlib.nullcontext():
-        assert one.read()
 
 
 def test_a_directory_that_cannot_be_written(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -84,15 +84,6 @@ def test_none_at_all(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_one_that_others_can_write_to(tmp_path: Path, what: str) -> None:
-    path = saved(tmp_path)
-    os.chmod(path if what == "file" else tmp_path, 0o777)
-    found, why = node_snapshot.read(str(tmp_path))
-    assert not found
-    assert "users other than root can write to it; remove it" in str(why)
-
-
 def modules(before: Any, now: Any) -> tuple[Any, Any]:
     found = [snapshot([], stamp={"module": one}, driver={"version": one or ""}) for one in (before, now)]
     return found[0], found[1]
