@@ -21,7 +21,7 @@ from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.nvidia.container_cli import cli_options as cli
 from gpushim.nvidia.container_cli.getopt import parse
-from gpushim.oci import selection
+from gpushim.oci import device_names
 from gpushim.oci.authorization import Gate
 from gpushim.oci.request import CAPABILITIES, LAST_CHANNEL, Request
 
@@ -125,7 +125,7 @@ def request(options: OptionValues, policy: Policy) -> Request:
 def _channels(options: OptionValues, gate: Gate) -> list[int]:
     words = cli.collect_words(options, "imex-channel")
     for word in words:
-        if not 0 <= selection.number(word) <= LAST_CHANNEL:
+        if not 0 <= device_names.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
     if words and not gate.lets("imex", "option", "--imex-channel adds no IMEX channel"):
         return []
@@ -144,7 +144,7 @@ def _pid(options: OptionValues) -> int:
     pid = 0
     for name, value in options:
         if name == "pid":
-            pid = selection.number(value)
+            pid = device_names.number(value)
             if pid <= 0:
                 raise GpushimError(f"--pid={quote(value)}: invalid process identifier", USAGE)
     return pid

@@ -16,8 +16,8 @@ from gpushim.ground import bounds, system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 from gpushim.inventory.ensure import IMEX_CHANNEL
 from gpushim.oci.device_list import DEVICE_LIST, DEVICES
-from gpushim.oci.selection import CHANNEL as CDI_CHANNEL
-from gpushim.oci.selection import cdi_name
+from gpushim.oci.device_names import CHANNEL as CDI_CHANNEL
+from gpushim.oci.device_names import cdi_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

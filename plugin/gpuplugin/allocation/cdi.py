@@ -13,7 +13,7 @@ from gpushim.cdi import specs
 from gpushim.cdi.generate import output, publish
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
-from gpushim.oci import selection
+from gpushim.oci import device_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def _resolve(folders: Sequence[str]) -> set[str]:
 
 def _describe_missing(name: str, path: str, snapshot: Snapshot) -> GpushimError:
     policy = snapshot["policy"]["cdi"]
-    form, value, _ = (selection.parse([name], [policy["kind"]]) or [("", None, "")])[0]
+    form, value, _ = (device_names.parse([name], [policy["kind"]]) or [("", None, "")])[0]
     strategy = _STRATEGIES.get(form)
     if strategy and strategy not in policy["device-names"]:
         alternative = "uuid" if strategy == "index" else "index"
@@ -87,7 +87,7 @@ def _describe_missing(name: str, path: str, snapshot: Snapshot) -> GpushimError:
             f"in {system.config_path()} and run gpushim refresh, {remedy}",
             CONFIG,
         )
-    if form == selection.FEATURE and not snapshot["features"].get(str(value)):
+    if form == device_names.FEATURE and not snapshot["features"].get(str(value)):
         return GpushimError(
             f"{value} is true in the plugin's settings, but this host has no device node for it: load its kernel "
             f"module and run gpushim refresh, or make {value} false",

@@ -13,7 +13,7 @@ from gpuplugin.settings.resources import ALL_IN_ONE, Device, Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING, Group, Mps, Slice
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError, quote
-from gpushim.oci import selection
+from gpushim.oci import device_names, selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,7 +189,7 @@ def _choose(devices_by_resource: ByResource, snapshot: Snapshot, group: Group, n
 
 def _select(text: str, snapshot: Snapshot) -> tuple[set[int], set[str]]:
     """Return indices of GPUs, and UUIDs of MIG instances, that an entry of `devices` means."""
-    selected = [device for item in selection.parse([text], ()) or () for device in selection.find(item, snapshot)]
+    selected = [device for item in device_names.parse([text], ()) or () for device in selection.find(item, snapshot)]
     gpus = {device["index"] for device in selected if "gi" not in device}
     migs = {device["uuid"] for device in selected if "gi" in device}
     if selected:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from gpuplugin.settings.resources import LONGEST_NAME, NAME, PREFIX
 from gpushim.ground.bounds import LISTED, MEANT, PLUGIN_ENTRIES, PLUGIN_PATTERN, PLUGIN_REPLICAS
 from gpushim.ground.errors import CONFIG, GpushimError, quote
-from gpushim.oci import selection
+from gpushim.oci import device_names
 
 LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
@@ -66,10 +66,10 @@ def _is_selector(value: Any) -> bool:
         return False
     fnmatchcase("", text.lower())  # compiles it, and that is kept: here no call of kubelet's waits for it
     try:
-        items = selection.parse([text], ())
+        items = device_names.parse([text], ())
     except GpushimError:  # it speaks of a request
         return False
-    return bool(items) and items is not None and items[0][0] not in (*selection.WORDS, *selection.BESIDE)
+    return bool(items) and items is not None and items[0][0] not in (*device_names.WORDS, *device_names.BESIDE)
 
 
 def _is_switch(value: Any) -> bool:

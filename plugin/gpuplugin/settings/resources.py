@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Optional
 
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
-from gpushim.oci import selection
+from gpushim.oci import device_names, selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,12 +209,12 @@ def check_named(key: str, texts: Sequence[str]) -> None:
         _parse_excluded(text, key)
 
 
-def _parse_excluded(text: str, key: str = "exclude") -> list[selection.Item]:
+def _parse_excluded(text: str, key: str = "exclude") -> list[device_names.Item]:
     try:
-        items = selection.parse([text], ()) or []
+        items = device_names.parse([text], ()) or []
     except GpushimError:  # it speaks of a request
         items = []
-    if not items or items[0][0] in (*selection.WORDS, "cdi", "unknown"):
+    if not items or items[0][0] in (*device_names.WORDS, "cdi", "unknown"):
         raise GpushimError(
             f'{key} has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
         )

@@ -13,7 +13,7 @@ from gpushim import __version__
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, INVENTORY, GpushimError, quote
 from gpushim.inventory import ensure, renew, save
-from gpushim.oci import device_list, selection
+from gpushim.oci import device_list, device_names
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class NewGpus:
 
 def _asks_for_all() -> bool:
     """Return whether this container requests all GPUs that there are, and so gets those that come."""
-    by_variable = os.environ.get(device_list.DEVICES) == selection.ALL_USABLE
-    return by_variable or os.path.lexists(f"{device_list.DEVICE_LIST}/{selection.ALL_USABLE}")
+    by_variable = os.environ.get(device_list.DEVICES) == device_names.ALL_USABLE
+    return by_variable or os.path.lexists(f"{device_list.DEVICE_LIST}/{device_names.ALL_USABLE}")
 
 
 def _has(node: str) -> bool:

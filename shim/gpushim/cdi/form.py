@@ -7,7 +7,7 @@ absent, as Go reads it. Hot path: imports nothing but its siblings.
 from __future__ import annotations
 
 from gpushim.ground.errors import quote
-from gpushim.oci.selection import is_qualified, number
+from gpushim.oci.device_names import is_qualified, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

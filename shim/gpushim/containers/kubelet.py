@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from gpushim.containers import protobuf
 from gpushim.ground.errors import GpushimError
-from gpushim.oci import selection
+from gpushim.oci import device_names, selection
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
 
 
 def _find_devices(name: str, inventory: Snapshot) -> Iterator[Device]:
-    if name in (selection.ALL, selection.ALL_USABLE):
+    if name in (device_names.ALL, device_names.ALL_USABLE):
         yield from inventory["gpus"]
         return
     kind = inventory["policy"]["cdi"]["kind"]
     try:
-        items = selection.parse([f"{kind}={name}"], [kind])
+        items = device_names.parse([f"{kind}={name}"], [kind])
     except GpushimError:
         return
     for item in items or ():

@@ -22,7 +22,8 @@ from gpushim.paths.replace import replace
 CREATE = """
     gpushim. gpushim.ground. gpushim.ground.errors gpushim.ground.bounds gpushim.ground.fastjson gpushim.ground.system
     gpushim.paths. gpushim.paths.trust gpushim.paths.walk gpushim.paths.logfile
-    gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.selection gpushim.oci.device_list
+    gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.device_names gpushim.oci.selection
+    gpushim.oci.device_list
     gpushim.oci.require gpushim.oci.request gpushim.oci.edits gpushim.oci.hookargs
     gpushim.inventory. gpushim.inventory.ensure
     gpushim.decision. gpushim.decision.hook_entry gpushim.decision.plan gpushim.decision.decide

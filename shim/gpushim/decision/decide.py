@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpushim.decision.memory import Limit
     from gpushim.ground.model import Device, Snapshot
     from gpushim.oci.bundle import Bundle
+    from gpushim.oci.device_names import Item
     from gpushim.oci.edits import Edit
     from gpushim.oci.request import Request
-    from gpushim.oci.selection import Item
 
     Renew = Callable[[str, str], Snapshot]  # paths of config.toml and of the state directory
 

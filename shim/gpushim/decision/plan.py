@@ -16,7 +16,7 @@ from gpushim.inventory.ensure import (
     MODESET_NODE,
     UVM_NODES,
 )
-from gpushim.oci import authorization, require, selection
+from gpushim.oci import authorization, device_names, require, selection
 from gpushim.oci.device_list import DEVICES
 from gpushim.oci.edits import NODE_OPTIONS, Edit
 from gpushim.oci.request import CAPABILITIES, MPS_PIPES
@@ -270,7 +270,7 @@ def capabilities(words: Sequence[str]) -> str:
 
 
 def feature(name: str, request: Request) -> str:
-    names = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
+    names = [text for kind, value, text in request.devices if (kind, value) == (device_names.FEATURE, name)]
     return f"CDI device {names[0]}" if names else f"feature {name}: NVIDIA_{name.upper()}=enabled"
 
 

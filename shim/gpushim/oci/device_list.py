@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpushim.ground import bounds
 from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.oci.bundle import member
-from gpushim.oci.selection import is_qualified
+from gpushim.oci.device_names import is_qualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

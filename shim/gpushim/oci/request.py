@@ -12,15 +12,15 @@ from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, LIMITS, MEMORY_ANNOTATION, MEMORY_VARIABLE, Gate, privileged
 from gpushim.oci.bundle import member
 from gpushim.oci.device_list import AUTOMATIC_KIND, DEVICE_LIST, NAMES, NAMES_CHANNEL, NO_GPU, VOID, split
+from gpushim.oci.device_names import BESIDE, CHANNEL, FEATURE, number, parse
 from gpushim.oci.require import PREFIX, TRUE, gather
-from gpushim.oci.selection import BESIDE, CHANNEL, FEATURE, number, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping, Optional, Sequence
 
     from gpushim.ground.model import Policy
-    from gpushim.oci.selection import Item
+    from gpushim.oci.device_names import Item
 
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")

@@ -26,7 +26,7 @@ from gpushim.cdi import form, spec_text, specs
 from gpushim.cdi.generate import output, write, written
 from gpushim.decision.decide import hook_program
 from gpushim.ground.errors import FAILED, GpushimError
-from gpushim.oci.selection import BESIDE, parse
+from gpushim.oci.device_names import BESIDE, parse
 from gpushim.paths import changeable, exchange, selinux, trust
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gpushim.decision.hook_entry import HOOK_TIMEOUT, by_hook, mount
 from gpushim.decision.plan import node_edits
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import IMEX_CHANNEL
-from gpushim.oci import device_list, request, selection
+from gpushim.oci import device_list, device_names, request, selection
 from gpushim.oci.authorization import FEATURES
 from gpushim.oci.edits import HOOK_ENV, HOOK_NAME, Edit
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.ground.model import Device, DeviceNode, Snapshot
-    from gpushim.oci.selection import Item
+    from gpushim.oci.device_names import Item
 
     Planned = dict[str, Edit]  # by repr: equal edits have the same
 
@@ -61,7 +61,7 @@ def gpu_spec(
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     chosen = _choose(inventory, kind, selected, notes)
-    described = [device for device in chosen if _device_names(device, names, kind)]
+    described = [device for device in chosen if _name_device(device, names, kind)]
     nameless = [selection.called(device) for device in chosen if device not in described]
     notes += [f"{label} is left out of the CDI spec: it has no UUID" for label in nameless]
     hook = hook or hook_program()
@@ -70,7 +70,7 @@ def gpu_spec(
     devices = []
     for device, edits in plans:
         device_edits = container_edits(_without(shared, edits), inventory)
-        devices += [{"name": name, "containerEdits": device_edits} for name in _device_names(device, names, kind)]
+        devices += [{"name": name, "containerEdits": device_edits} for name in _name_device(device, names, kind)]
     lost = [] if selected is not None else selection.unusable(inventory)
     # An edit that several devices have comes once.
     of_all = [edits for device, edits in plans if selected is not None or not _is_divided(device)]
@@ -122,7 +122,7 @@ def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]
 def _choose(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes: list[str]) -> list[Device]:
     """List the devices to describe: the GPUs, those in MIG mode among them, then the MIG instances."""
     if selected is not None:
-        items = selection.parse(selected, (kind,)) or []
+        items = device_names.parse(selected, (kind,)) or []
         gpus, migs = selection.select(items, inventory, "env --device-id", notes)
         return [*gpus, *migs]
     undivided, migs, empty = selection.usable(inventory)
@@ -141,8 +141,8 @@ def _is_divided(device: Device) -> bool:
 
 
 def _plan_others(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
-    items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
-    items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
+    items: list[Item] = [(device_names.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
+    items += [(device_names.CHANNEL, number, f"{device_names.CHANNEL}-{number}") for number in inventory["imex"]]
     for item in items:
         edits = of_items([item], inventory, hook, request.CAPABILITIES)
         yield item[2], {repr(edit): edit for edit in edits}
@@ -186,13 +186,13 @@ def _without(shared: set[str], edits: Planned) -> list[Edit]:
     return [edit for key, edit in edits.items() if key not in shared]
 
 
-def _device_names(device: Device, strategies: list[str], kind: str) -> list[str]:
+def _name_device(device: Device, strategies: list[str], kind: str) -> list[str]:
     """List a device's names; MIG instances have the UUIDs of old drivers too, which name an instance of a GPU."""
     part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
     uuids = [device["uuid"], *([device["legacy"]] if "gi" in device else [])]
     forms = {"index": [part], "type-index": [("mig" if "gi" in device else "gpu") + part], "uuid": uuids}
-    device_names = dict.fromkeys(selection.cdi_name(form) for name in strategies for form in forms[name])
-    return [name for name in device_names if selection.is_qualified(f"{kind}={name}")]
+    cdi_names = dict.fromkeys(device_names.cdi_name(form) for name in strategies for form in forms[name])
+    return [name for name in cdi_names if device_names.is_qualified(f"{kind}={name}")]
 
 
 def kind(mode: str, default: str, vendor: str, category: str) -> str:

@@ -14,7 +14,7 @@ from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import present
-from gpushim.oci.selection import is_qualified
+from gpushim.oci.device_names import is_qualified
 
 if TYPE_CHECKING:
     from gpushim.ground.model import Policy, Snapshot

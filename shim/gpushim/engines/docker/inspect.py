@@ -21,7 +21,7 @@ from gpushim.explain import explain
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.oci.device_list import DEVICES
-from gpushim.oci.selection import is_qualified
+from gpushim.oci.device_names import is_qualified
 
 ENGINES = ("docker", "podman")
 SECONDS = 40

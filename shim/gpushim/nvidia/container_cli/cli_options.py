@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from gpushim.ground.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
 from gpushim.nvidia.container_cli.getopt import NO, OPTIONAL, REQUIRED, parse
-from gpushim.oci import selection
+from gpushim.oci import device_names
 from gpushim.oci.device_list import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpushim.nvidia.container_cli.getopt import Options, OptionValues
-    from gpushim.oci.selection import Item
+    from gpushim.oci.device_names import Item
 
 GLOBAL: Options = {
     "debug": ("d", REQUIRED),
@@ -144,8 +144,8 @@ def read_devices(options: OptionValues, kind: str) -> tuple[str, list[Item]]:
     words = collect_words(options, "device")
     if any(word.lower() == "all" for word in words):
         words = ["all"]  # which includes the words before it
-    items = selection.parse(words, (kind, AUTOMATIC_KIND))
-    foreign = [item[2] for item in items or () if item[0] in selection.BESIDE]  # no option may name these
+    items = device_names.parse(words, (kind, AUTOMATIC_KIND))
+    foreign = [item[2] for item in items or () if item[0] in device_names.BESIDE]  # no option may name these
     if items is None or foreign:
         raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
     return ",".join(words), items

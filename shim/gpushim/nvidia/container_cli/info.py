@@ -15,7 +15,7 @@ from gpushim.ground.errors import FAILED, USAGE, GpushimError, quote
 from gpushim.inventory import ensure, present
 from gpushim.nvidia.container_cli import cli_options as cli
 from gpushim.nvidia.container_cli.getopt import parse
-from gpushim.oci import selection
+from gpushim.oci import device_names, selection
 from gpushim.oci.request import LAST_CHANNEL
 from gpushim.paths import rooted
 
@@ -162,7 +162,7 @@ def _list_channels(options: OptionValues, inventory: Snapshot) -> list[str]:
     paths = []
     for word in cli.collect_words(options, "imex-channel"):
         path = f"{ensure.IMEX_CHANNEL}{word}"
-        if not 0 <= selection.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
+        if not 0 <= device_names.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
             raise GpushimError(f"--imex-channel={quote(word)}: there is no such channel on this host", FAILED)
         paths.append(path)
     return paths

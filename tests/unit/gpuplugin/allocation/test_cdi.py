@@ -16,7 +16,7 @@ from gpuplugin.settings import resources
 from gpushim.cdi import specs
 from gpushim.cdi.generate import publish
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
-from gpushim.oci.selection import is_qualified
+from gpushim.oci.device_names import is_qualified
 from unit.gpushim.cdi import hosts
 from unit.gpushim.decision.inventories import UUIDS, gpu
 

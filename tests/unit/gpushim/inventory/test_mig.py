@@ -9,7 +9,7 @@ import pytest
 from fakehost import H100, RTX_PRO_6000, Host, ci_cap, gi_cap
 from gpushim.decision import plan
 from gpushim.inventory import ensure, renew
-from gpushim.oci import request, selection
+from gpushim.oci import device_names, request, selection
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def build(machine: Machine, layout: str) -> tuple[Host, list[str]]:
 
 
 def select(snapshot: Any, name: str) -> tuple[list[Any], list[Any]]:
-    return selection.select(selection.parse([name], ["nvidia.com/gpu"]) or [], snapshot)
+    return selection.select(device_names.parse([name], ["nvidia.com/gpu"]) or [], snapshot)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
