@@ -44,7 +44,7 @@ settings.load_profile("gpushim")
 # Those of the device plugin wait, as for kubelets, each beside one that computes; the image is there when it is used.
 LONGEST = (
     "e2e: device_plugin_life image deb_life never_twice cluster several_nodes release deb_install quick_start",
-    "e2e: dra_walk dra_life dra dra_away dra_claims dra_told dra_shared_claims dra_sharing dra_slices",
+    "e2e: dra_walk dra_cut_walk dra_life dra dra_away dra_claims dra_told dra_shared_claims dra_sharing dra_slices",
     "e2e: device_plugin_trouble device_plugin_walk node removal node_keep rpm_engines",
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",

@@ -341,7 +341,8 @@ class Node:
             claims = [
                 one for box in pod["containers"] for row in box["dynamic_resources"] for one in row["claim_resources"]
             ]
-            names = {one["name"].rpartition("=")[2] for row in claims for one in row["cdi_devices"]}
+            cdi = [one["name"] for row in claims for one in row["cdi_devices"]]
+            names = {name.rpartition("=")[2] for name in cdi if not name.startswith("gpushim/claim=")}
             for name, ids in [*rows, (CLAIMS, sorted(names))]:
                 if ids:
                     found.setdefault(pod["name"].removesuffix(f"-{self.name}"), {}).setdefault(name, []).extend(ids)

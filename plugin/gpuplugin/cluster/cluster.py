@@ -27,7 +27,10 @@ ANSWER_LIMIT = 4 << 20  # bytes of an answer, and of a line of a watch
 DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a watch, for its beginning
 SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
 WATCH = 300  # seconds for which a watch lasts at least
-MESSAGE = 300  # characters of what a server says
+# By this the Node authorizer forbids to kubelet's own credentials what is not there, and a claim that no pod of its
+# node has.
+UNRELATED = "no relationship found between node "
+MESSAGE = 800  # characters of what a server says, with names of 253 in it
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
 GONE = 410  # what the server answers where the version to go on from is too old
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
@@ -243,14 +246,15 @@ def _json(data: bytes) -> Any:
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
-    """Return the error that the server describes in a Status object."""
+    """Return the error that the server describes in a Status object; what is UNRELATED is not found."""
     try:
         status = _json(b"".join(_read(answer)))
     except (ApiError, OSError, http.client.HTTPException):
         status = None
     message = visible(str(member(status, "message") or answer.reason)[:MESSAGE])
     about = member(member(status, "details"), "name")
-    return ApiError(f"the API server answers {answer.status}: {message}", answer.status, str(about or ""))
+    code = 404 if UNRELATED in message else answer.status
+    return ApiError(f"the API server answers {answer.status}: {message}", code, str(about or ""))
 
 
 def member(parent: Any, name: str) -> Any:

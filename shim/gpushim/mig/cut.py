@@ -197,4 +197,8 @@ def _handle(nvml: Any, gpu: Gpu) -> Any:
 
 
 def _pci_id(nvml: Any, gpu: Gpu) -> str:
-    return f"0x{nvml.nvmlDeviceGetPciInfo(_handle(nvml, gpu)).pciDeviceId:08x}"
+    """Return a GPU's PCI id; "" if it has just been lost, which concerns only a layout that names it."""
+    try:
+        return f"0x{nvml.nvmlDeviceGetPciInfo(_handle(nvml, gpu)).pciDeviceId:08x}"
+    except nvml.NVMLError:
+        return ""

@@ -14,7 +14,7 @@ import pytest
 
 from gpuplugin.cluster.access import RelayedAccess
 from gpuplugin.cluster.claims import Claims
-from gpuplugin.cluster.cluster import DeepError
+from gpuplugin.cluster.cluster import ApiError, DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.dra import configs
 from gpuplugin.dra.claim import allocated, reserved_for
@@ -129,6 +129,16 @@ def test_the_pods_that_have_it_are_passed_on(told: Any, allocation: Any) -> None
 
 def test_another_claim_of_that_name(told: Any) -> None:
     assert told({"metadata": {"uid": "v"}}) == {"absent": True}
+
+
+@pytest.mark.parametrize(("about", "said"), [(ASKED["name"], "absent"), ("", "error")])
+def test_a_claim_that_is_gone(told: Any, about: str, said: str) -> None:
+    """Not where the server has no claims at all."""
+
+    def ask(*_: Any) -> Any:
+        raise ApiError("the API server answers 404: not found", 404, about)
+
+    assert [*told(ask)] == [said]
 
 
 @pytest.mark.parametrize(("levels", "error"), [(24, ""), (25, "too deep"), (960, "too deep"), (3000, "too deep")])

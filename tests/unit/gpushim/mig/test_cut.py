@@ -158,6 +158,13 @@ def test_only_what_differs_is_changed_and_all_is_told(cutter: Cutter) -> None:
     assert not any(mig["uuid"] in spec for mig in day if mig["profile"] == "2g.20gb")
 
 
+def test_another_gpu_that_has_just_been_lost_changes_nothing(cutter: Cutter) -> None:
+    """The snapshot has it still."""
+    cutter.apply("day")
+    cutter.host.lose(0)
+    assert cutter.apply("night") == "GPU 1 is now 1g.10gb: 1, 3g.40gb: 1\n"
+
+
 def test_mode_is_changed_where_the_gpu_needs_no_reset(cutter: Cutter) -> None:
     assert cutter.apply("a100") == "GPU 0 is now 3g.20gb: 2\n"
     assert cutter.profiles() == ["3g.20gb", "3g.20gb"]
