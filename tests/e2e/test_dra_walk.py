@@ -84,6 +84,7 @@ def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(clu
 
     The last here: the scheduler takes a while to hear of slices again.
     """
+    serves(cluster, ALL)  # the device plugin, whose resource the pod would else have by a claim
     workload.create(cluster, "owner", {GPU: 1}, runtime="")
     workload.running(cluster, "owner")
     becomes(cluster, lambda: "pod default/owner" in cluster.run(f"cat {RECORD}"), "whose it is, is known")
