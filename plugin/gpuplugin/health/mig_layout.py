@@ -1,8 +1,7 @@
 """The MIG layout that a file names, mostly by the node's label: which GPUs wait for it, and the request to cut them.
 
-The node plans and cuts (gpushim.mig.request). A GPU that must change is unhealthy from the plan on until it is cut,
-and is cut when the record says that nobody has it. Both are read from files again and again, so that another process
-goes on with them.
+The node plans and cuts (gpushim.mig.cut_request). A GPU that must change is unhealthy from the plan on until it is
+cut, and is cut when the record says that nobody has it. All of that is in files, so that another process goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpushim.ground import bounds, system
 from gpushim.ground.errors import CONFIG, GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
-from gpushim.mig import request
+from gpushim.mig import cut_request
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
@@ -58,12 +57,12 @@ def read_name(path: str) -> str:
 def tell_state(path: str) -> str:
     """Return how far the layout is that a file names; "" for none."""
     try:
-        wanted = _describe(read_name(path))
+        subject = _describe(read_name(path))
     except GpushimError:
         return FAILURE
-    if not wanted["layout"]:
+    if not subject["layout"]:
         return ""
-    answer = _read_answer(wanted)
+    answer = _read_answer(subject)
     if not answer or "" in answer["gpus"].values():
         return PENDING
     return FAILURE if answer["problem"] or answer["gpus"] else SUCCESS
@@ -80,7 +79,7 @@ class MigLayout:
         self.reasons: dict[str, list[Reason]] = {}
         self._waiting: dict[str, float] = {}  # GPUs, since when
         self._closed: list[str] = []  # those of them that waited before, so that fronts were told
-        self._wanted: dict[str, Any] = {}  # of the last look
+        self._subject: dict[str, Any] = {}  # of the last look
         self._problem = ""
 
     def look(self, values: Mapping[str, Any], snapshot: Snapshot) -> bool:
@@ -94,19 +93,19 @@ class MigLayout:
             name, problem = read_name(values["mig-layout-file"]), ""
         except GpushimError as error:
             name, problem = "", str(error)
-        wanted = _describe(name)
-        answer = _read_answer(wanted)
+        subject = _describe(name) if name else {}
+        answer = _read_answer(subject) if name else {}
         problems = filter(None, [problem, answer.get("problem"), *answer.get("gpus", {}).values()])
         self._tell("; ".join(f"MIG layout {name}: {sentence}" if name else sentence for sentence in problems))
         uuids = [uuid for uuid, problem in answer.get("gpus", {}).items() if not problem]
-        self._wanted, self._closed = wanted, [uuid for uuid in uuids if uuid in self._waiting]
+        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in self._waiting]
         self._waiting = {uuid: self._waiting.get(uuid, system.clock()) for uuid in uuids}
         self.reasons = self._find_reasons(name, snapshot)
         if not name:
             with contextlib.suppress(OSError):
                 os.unlink(_path())
         elif not answer:
-            _ask(wanted, [], values, snapshot)
+            _ask(subject, [], values, snapshot)
         return bool(uuids)
 
     def free(self, values: Mapping[str, Any], snapshot: Snapshot, record: Record | None) -> None:
@@ -119,7 +118,7 @@ class MigLayout:
         """
         uuids = [uuid for uuid in self._closed if record is not None and not _is_held(record, uuid)]
         if uuids:
-            _ask(self._wanted, uuids, values, snapshot)
+            _ask(self._subject, uuids, values, snapshot)
 
     def _tell(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -142,25 +141,25 @@ class MigLayout:
 
 def _describe(name: str) -> dict[str, Any]:
     """Return what an answer must be about: a layout of a file in this boot."""
-    identity = trust.identity(f"{os.path.dirname(system.config_path())}/{request.LAYOUTS}")
+    identity = trust.identity(f"{os.path.dirname(system.config_path())}/{cut_request.LAYOUTS}")
     return {"layout": name, "boot": system.boot(), "file": json.loads(json.dumps(identity))}
 
 
-def _read_answer(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_answer(subject: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the node has said of a layout; {} if nothing."""
-    answer: Mapping[str, Any] = ensure.own(f"{system.state_dir()}/{request.ANSWER}")
-    return answer if wanted.items() <= (answer.get("request") or {}).items() else {}
+    answer: Mapping[str, Any] = ensure.own(f"{system.state_dir()}/{cut_request.ANSWER}")
+    return answer if subject.items() <= (answer.get("request") or {}).items() else {}
 
 
 def _path() -> str:
-    return f"{system.state_dir()}/{request.NAME}"
+    return f"{system.state_dir()}/{cut_request.NAME}"
 
 
-def _ask(wanted: Mapping[str, Any], free: Collection[str], values: Mapping[str, Any], snapshot: Snapshot) -> None:
+def _ask(subject: Mapping[str, Any], free: Collection[str], values: Mapping[str, Any], snapshot: Snapshot) -> None:
     """Write a request, unless it was written just now."""
     others = {gpu["index"] for gpu in resources.included(snapshot, values["on-demand"], [])[0]}
     partitions = sorted(gpu["uuid"] for gpu in snapshot["gpus"] if gpu["index"] not in others)
-    row = {**wanted, "free": sorted(free), "partitions": partitions}
+    row = {**subject, "free": sorted(free), "partitions": partitions}
     before, clock = ensure.own(_path()), system.clock()
     if row.items() <= before.items() and 0 <= clock - before["at"] < AGAIN:
         return

@@ -122,7 +122,7 @@ def unattended(load: bool) -> Snapshot | None:
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
     """
-    from gpushim.mig import request  # what a create waits for does without
+    from gpushim.mig import cut_request  # what a create waits for does without
 
     config, state = system.config_path(), system.state_dir()
     settings = policy.load(config)
@@ -140,7 +140,7 @@ def unattended(load: bool) -> Snapshot | None:
             return None
         if ensure.read(config, state) is not None:
             break
-    request.serve(state, LONGEST, lambda: refresh(True, load=load, patient=True))
+    cut_request.serve(state, LONGEST, lambda: refresh(True, load=load, patient=True))
     return snapshot
 
 

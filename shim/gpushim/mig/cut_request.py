@@ -24,6 +24,8 @@ from gpushim.paths.replace import replace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpushim.ground.model import Snapshot
+
 NAME, ANSWER = "device-plugin/mig.json", "mig.json"  # in the state directory
 LAYOUTS = "mig.yaml"  # beside config.toml
 
@@ -37,7 +39,7 @@ def serve(state: str, seconds: int, relist: Callable[[], object]) -> None:
         relist: lists the GPUs again.
 
     Raises:
-        GpushimError: somebody else cuts GPUs all the time, or they cannot be listed; it is tried again.
+        GpushimError: somebody else cuts GPUs all the time, or NVML cannot be used; it is tried again.
     """
     path = f"{state}/{NAME}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
@@ -47,32 +49,38 @@ def serve(state: str, seconds: int, relist: Callable[[], object]) -> None:
         return
     answer: dict[str, Any] = {"request": request, "problem": "", "gpus": {}}
     with lock.held(f"{state}/{session.LOCK}"):
-        try:
-            answer["gpus"] = _cut(request, seconds)
-        except GpushimError as error:
-            answer["problem"] = str(error)
-            logger.error("MIG layout %s changes nothing: %s", request["layout"], error)
+        with session.opened(seconds) as (nvml, inventory):
+            try:
+                changes = _plan(nvml, inventory, request)
+            except GpushimError as error:
+                answer["problem"] = str(error)
+            else:
+                answer["gpus"] = {
+                    change.gpu["uuid"]: problem
+                    for change in changes
+                    if change.differs
+                    and (problem := _carry_out(nvml, inventory, change, request["free"])) is not None
+                }
         if request["free"]:
             relist()
         replace(f"{state}/{ANSWER}", json.dumps(answer).encode(), 0o600)
 
 
-def _cut(request: dict[str, Any], seconds: int) -> dict[str, str]:
-    """Cut the GPUs that are free; return those that are not as the layout says, and why."""
+def _plan(nvml: Any, inventory: Snapshot, request: dict[str, Any]) -> list[cut.Change]:
+    """Return what the layout of a request changes.
+
+    Raises:
+        GpushimError: there is none, or it is not for this host.
+    """
     entries = layout_file.read(f"{os.path.dirname(system.config_path())}/{LAYOUTS}", request["layout"])
-    with session.opened(seconds) as (nvml, inventory):
-        changes = cut.plan(nvml, inventory, entries, cut.list_users(inventory)[0])
-        for change in changes:
-            if change.gpu["uuid"] in request["partitions"]:
-                raise GpushimError(f"{cut.call(change.gpu)} is cut on demand; name it in no layout")
-        return {
-            change.gpu["uuid"]: problem
-            for change in changes
-            if change.differs and (problem := _carry_out(nvml, inventory, change, request["free"])) is not None
-        }
+    changes = cut.plan(nvml, inventory, entries, cut.list_users(inventory)[0])
+    for change in changes:
+        if change.gpu["uuid"] in request["partitions"]:
+            raise GpushimError(f"{cut.call(change.gpu)} is cut on demand; name it in no layout")
+    return changes
 
 
-def _carry_out(nvml: Any, inventory: Any, change: cut.Change, free: list[str]) -> str | None:
+def _carry_out(nvml: Any, inventory: Snapshot, change: cut.Change, free: list[str]) -> str | None:
     """Return why a GPU is not as its layout says; "" if it waits to be free, None if it is."""
     if change.gpu["uuid"] not in free:
         return ""
@@ -82,7 +90,6 @@ def _carry_out(nvml: Any, inventory: Any, change: cut.Change, free: list[str]) -
         logger.warning("%s", error)
         return ""
     except GpushimError as error:
-        logger.error("%s", error)
-        return str(error)
+        return str(error)  # which the agent tells
     logger.info("%s is cut as the MIG layout says", cut.call(change.gpu))
     return None

@@ -33,15 +33,20 @@ class Asked:
 
     def ask(self, layout: str, *free: int, **more: Any) -> tuple[str, list[Any]]:
         """Ask, and refresh; return the answer: its problem, and what is not done yet, by number."""
+        request = self.write(layout, *free, **more)
+        self.refresh()
+        answer = json.loads(self.path.read_text())
+        assert answer["request"] == request
+        return answer["problem"], [answer["gpus"].get(uuid) for uuid in self.uuids]
+
+    def write(self, layout: str, *free: int, **more: Any) -> dict[str, Any]:
+        """Ask."""
         request: dict[str, Any] = {"layout": layout, "free": [self.uuids[index] for index in free], "partitions": []}
         request.update({"boot": system.boot(), "at": system.clock(), **more})
         path = Path(self.machine.state, "device-plugin/mig.json")
         path.write_text(json.dumps(request))
         path.chmod(0o600)
-        self.refresh()
-        answer = json.loads(self.path.read_text())
-        assert answer["request"] == request
-        return answer["problem"], [answer["gpus"].get(uuid) for uuid in self.uuids]
+        return request
 
     @property
     def path(self) -> Path:
@@ -129,3 +134,14 @@ def test_a_request_of_another_boot_is_none(asked: Asked) -> None:
     with pytest.raises(FileNotFoundError):
         asked.ask("day", 0, boot="another")
     assert asked.profiles() == [[], []]
+
+
+def test_where_nvml_fails_the_answer_comes_later(asked: Asked) -> None:
+    asked.write("day", 0)
+    asked.host.behave(fail=999)
+    asked.machine.refresh("--unattended")
+    assert not asked.path.exists()
+    asked.host.behave()
+    asked.refresh()
+    assert json.loads(asked.path.read_text())["gpus"] == {}
+    assert asked.profiles()[0] == ["1g.10gb"] * 2
