@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 AGAIN = 10.0  # seconds until a request is repeated that has no answer, or that found a GPU in use
+SETTLED = 2.0  # seconds after which what was answered to kubelet before a GPU was unhealthy is in the record
 PENDING, SUCCESS, FAILURE = "pending", "success", "failed"  # as NVIDIA's mig-manager has them
 KIND = "layout"  # of the reason
 
@@ -78,7 +79,7 @@ class MigLayout:
     def __init__(self) -> None:
         self.reasons: dict[str, list[Reason]] = {}
         self._waiting: dict[str, float] = {}  # GPUs, since when
-        self._closed: list[str] = []  # those of them that waited before, so that fronts were told
+        self._closed: list[str] = []  # those of them that nobody gets any more
         self._subject: dict[str, Any] = {}  # of the last look
         self._problem = ""
 
@@ -98,8 +99,10 @@ class MigLayout:
         problems = filter(None, [problem, answer.get("problem"), *answer.get("gpus", {}).values()])
         self._tell("; ".join(f"MIG layout {name}: {sentence}" if name else sentence for sentence in problems))
         uuids = [uuid for uuid, problem in answer.get("gpus", {}).items() if not problem]
-        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in self._waiting]
-        self._waiting = {uuid: self._waiting.get(uuid, system.clock()) for uuid in uuids}
+        clock = system.clock()
+        settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
+        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled]
+        self._waiting = {uuid: self._waiting.get(uuid, clock) for uuid in uuids}
         self.reasons = self._find_reasons(name, snapshot)
         if not name:
             with contextlib.suppress(OSError):

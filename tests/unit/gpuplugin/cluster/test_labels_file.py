@@ -210,7 +210,7 @@ def test_how_far_a_mig_layout_is_is_a_label(path: Path, monkeypatch: pytest.Monk
     path.parent.mkdir()
     there, given = snapshot([gpu(0)]), found(path)
     states = ["pending", "success", ""]
-    monkeypatch.setattr(labels_file.mig_layout, "tell_state", lambda name: states[0])
+    monkeypatch.setattr("gpuplugin.health.mig_layout.tell_state", lambda name: states[0])
     written = []
     file = LabelsFile(lambda work: work)
     for _ in range(3):

@@ -52,6 +52,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setattr(mig_layout, "AGAIN", 0.0)
+    monkeypatch.setattr(mig_layout, "SETTLED", 0.0)
     found = Node(tmp_path)
     found.file.write_text("night\n")
     return found
@@ -160,3 +161,12 @@ def test_a_request_that_cannot_be_written_is_told(node: Node, caplog: pytest.Log
     os.rmdir(node.state / "device-plugin")
     assert node.look() == ([], "pending")
     assert "mig.json cannot be written" in caplog.text
+
+
+def test_what_kubelet_was_answered_just_before_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mig_layout, "SETTLED", 1000.0)
+    node.look()
+    node.answer(g0="")
+    for _ in range(3):
+        assert node.look() == (WAITING, "pending")
+    assert node.asked()["free"] == []
