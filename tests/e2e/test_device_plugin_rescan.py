@@ -21,6 +21,7 @@ from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
 from fakehost import Host
 from gpushim.refresh import plugin_socket
+from sample import turn
 
 MIG = "nvidia.com/mig-1g.5gb"
 NOTICED = 5.0  # seconds until kubelet has what the host has
@@ -153,6 +154,7 @@ def count(host: Host) -> int:
     return len(host.gpus[1].mig)
 
 
+@pytest.mark.skipif(not turn(2, 1), reason="20 s, with every second commit, by turns with claims; GPUSHIM_LONG=1")
 def test_a_layout_that_is_named_waits_for_its_gpu_alone(one: Plugin, host: Host) -> None:
     """By day and by night; pods on another GPU go on."""
     name = layout_file(one.env)
