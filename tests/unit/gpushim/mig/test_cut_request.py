@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 import fakehost
 from gpushim.ground import system
+from gpushim.refresh import refresh
+from unit.gpuhook.sandbox import forked
 from unit.gpushim.inventory.machine import Machine
 
 FILE = """version: v1
@@ -145,3 +149,32 @@ def test_where_nvml_fails_the_answer_comes_later(asked: Asked) -> None:
     asked.refresh()
     assert json.loads(asked.path.read_text())["gpus"] == {}
     assert asked.profiles()[0] == ["1g.10gb"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"),
+        *("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"),
+    ],
+)
+def test_killed_at_any_step_the_next_refresh_goes_on(asked: Asked, step: str) -> None:
+    asked.ask("both", 0, 1)
+    before = asked.path.read_text()
+    asked.write("day", 0)
+
+    def work() -> None:
+        import pynvml
+
+        os.environ.update(asked.machine.environment())
+        setattr(pynvml, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        refresh.unattended(False)
+
+    with pytest.raises(EOFError):  # of the child's pipe
+        forked(work)
+    os.wait()
+    assert asked.path.read_text() == before
+    asked.refresh()
+    assert json.loads(asked.path.read_text())["gpus"] == {}
+    assert asked.profiles() == [["1g.10gb"] * 2, ["7g.80gb"]]
