@@ -96,10 +96,10 @@ def _run_cluster_half(
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }
-    profile, labels = (value.value if value else "" for value in map(settings.get, in_cluster.FILES))
+    profile, labels, layout = (value.value if value else "" for value in map(settings.get, in_cluster.FILES))
     name = socket_options.node_name if socket_options.socket else socket_options.node
     environment = {**os.environ, "NODE_NAME": name}
-    in_cluster.run(environment, profile, labels if node_feature else "", once, socket_options.socket)
+    in_cluster.run(environment, profile, labels if node_feature else "", once, socket_options.socket, layout)
 
 
 def _list_allocators(settings: Settings, snapshot: Snapshot) -> list[str]:

@@ -9,6 +9,7 @@ Out of scope: the fronts (allocation/plugin_front.py, dra/claims_front.py), aski
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from gpuplugin.allocation.allocators import SERVE
 from gpuplugin.control.commands import Commands
 from gpuplugin.control.control import Control
 from gpuplugin.control.letting_go import LettingGo
+from gpuplugin.health.mig_layout import MigLayout
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.metrics import exporter
 from gpuplugin.metrics.exporter import Exporter
@@ -26,6 +28,7 @@ from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
 from gpushim import __version__
 from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from gpuplugin.health.reason import Reason
     from gpuplugin.settings.settings import Settings
     from gpuplugin.settings.sources import Sources
-    from gpushim.ground.errors import GpushimError
     from gpushim.ground.model import Snapshot
 
     class Front(exporter.Front, Protocol):
@@ -98,8 +100,9 @@ class Agent:
         self._settings, self._sources = settings, sources
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         wake, heeds = lambda: self._wake.set(), lambda: self._settings.values["other-givers"] != SERVE
-        watch = KubeletWatch(self._kubelet_dir, wake, heeds)
+        self._kubelet = watch = KubeletWatch(self._kubelet_dir, wake, heeds)
         self._fronts = [make(lambda: self._settings, watch, self._tasks.start, wake) for make in fronts]
+        self._layout = MigLayout()
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._ending, self._turns = False, 0  # of letting go and taking, that were seen
@@ -230,9 +233,14 @@ class Agent:
     async def _go_by(self, snapshot: Snapshot, is_held: bool, is_anew: bool) -> None:
         """Have the GPUs of a snapshot watched, and tell the fronts what is wrong with them."""
         is_new, self._snapshot = snapshot is not self._snapshot or is_anew, snapshot
+        waits = not is_held and self._layout.look(self._settings.values, snapshot)
         self._judge()
         if is_held:
             return
+        if waits and self._kubelet.snapshot is not None:
+            with contextlib.suppress(GpushimError):  # a record that cannot be written: the fronts tell of it
+                await self._kubelet.reconcile()
+                self._layout.free(self._settings.values, snapshot, self._kubelet.file.read_known())
         self._watchers.hurry()
         if is_new:
             await self._watchers.catch_up(snapshot)
@@ -243,6 +251,8 @@ class Agent:
         """Have each front judge at once what is wrong with GPUs."""
         if self._snapshot is not None:
             self._reasons = self._watchers.problems(self._snapshot)
+            for uuid, reasons in self._layout.reasons.items():
+                self._reasons[uuid] = [*self._reasons.get(uuid, ()), *reasons]
             for front in self._fronts:
                 front.judge(self._reasons, self._snapshot)
 

@@ -118,7 +118,8 @@ def _ask_cluster(flag_values: Mapping[str, Sequence[str]], socket_options: halve
     from gpuplugin.cluster import in_cluster
 
     environment = {**os.environ, "NODE_NAME": socket_options.node_name}
-    in_cluster.run(environment, "".join(flag_values.get("profile-file", ())), "", False, socket_options.path)
+    profile, layout = ("".join(flag_values.get(flag, ())) for flag in ("profile-file", "mig-layout-file"))
+    in_cluster.run(environment, profile, "", False, socket_options.path, layout)
 
 
 def _serve_claims(

@@ -95,6 +95,18 @@ def test_settings_reach_claims_and_the_half_with_the_token_follows_the_label() -
         assert {rendered[name]["spec"]["template"]["spec"]["serviceAccountName"]} == accounts
 
 
+def test_the_half_with_the_token_alone_writes_which_layout_counts() -> None:
+    rendered = charts.objects({**CLAIMS, "migLayout": True})
+    for name, box in ((PLUGIN, "device-plugin"), (DRIVER, "node")):
+        found = containers(rendered[name])
+        for part, is_read_only in ((box, True), ("cluster", False)):
+            folder = given(found[part])["mig_layout_file"][0].rpartition("/")[0]
+            (mount,) = (row for row in found[part]["volumeMounts"] if row["mountPath"] == folder)
+            assert bool(mount.get("readOnly")) is is_read_only
+        assert "profile" not in found
+    assert {row["name"] for row in rendered["ClusterRoleBinding gpushim-gpushim-nodes"]["subjects"]}
+
+
 def test_labels_are_the_device_plugins_to_post() -> None:
     rendered = charts.objects({**CLAIMS, **FEATURE})
     for name, posts in ((PLUGIN, True), (DRIVER, False)):

@@ -162,6 +162,7 @@ CHANGES: dict[str, Values] = {
         "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
         "metricsToken": {"secret": "scrape"},
         "podDisruptionBudget": {"enabled": True},
+        "migLayout": True,
         "dra": {"enabled": True, "extendedResource": False, "taintEffect": "NoExecute"},
         "node": {"enabled": False},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
 from fakehost import Host
 from gpushim.refresh import plugin_socket
+from sample import turn
 
 MIG = "nvidia.com/mig-1g.5gb"
 NOTICED = 5.0  # seconds until kubelet has what the host has
@@ -28,7 +30,9 @@ PLACES = [(1, 0, "1g.5gb"), (2, 0, "1g.5gb")]
 LAYOUT = """version: v1
 mig-configs:
   small: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 3}}]
+  large: [{devices: [1], mig-enabled: true, mig-devices: {7g.40gb: 1}}]
 """
+LARGE = "nvidia.com/mig-7g.40gb"
 Change = Callable[[Host], object]
 
 
@@ -43,7 +47,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture(scope="module")
 def one(host: Host, node: Node, env: dict[str, str]) -> Iterator[Plugin]:
     """A plugin on a node with that host, whose kubelet has run for long enough to know all pods."""
-    with plugin(node, env, "--mig-strategy=mixed") as found:
+    with plugin(node, env, "--mig-strategy=mixed", f"--mig-layout-file={layout_file(env)}") as found:
         has(found, host)
         undivide(host)  # which waits for that
         has(found, host)
@@ -64,10 +68,17 @@ def _as_before(one: Plugin, host: Host) -> Iterator[None]:
     has(one, host)
 
 
+def layout_file(env: dict[str, str]) -> Path:
+    """The file whose word names a layout, beside the file of these."""
+    return Path(env["GPUSHIM_CONFIG"]).with_name("layout")
+
+
 def there(host: Host) -> dict[str, list[str]]:
     """Return the ids of what the host has, by resource."""
-    whole, migs = [gpu.uuid for gpu in host.gpus if not gpu.mig], [mig.uuid for gpu in host.gpus for mig in gpu.mig]
-    return {name: sorted(ids) for name, ids in ((GPU, whole), (MIG, migs)) if ids}
+    found = {GPU: [gpu.uuid for gpu in host.gpus if not gpu.mig]}
+    for mig in (mig for gpu in host.gpus for mig in gpu.mig):
+        found.setdefault(f"nvidia.com/mig-{mig.profile}", []).append(mig.uuid)
+    return {name: sorted(ids) for name, ids in found.items() if ids}
 
 
 def has(one: Plugin, host: Host, seconds: float = SECONDS) -> None:
@@ -130,11 +141,57 @@ def test_what_a_pod_has_is_nobody_elses_when_its_place_is(one: Plugin, host: Hos
 
 def test_what_gpushim_mig_makes_is_noticed(one: Plugin, host: Host, tmp_path: Path) -> None:
     (tmp_path / "mig.yaml").write_text(LAYOUT)
-    command = [str(trees.TOP / "bin/gpushim"), "mig", "apply", str(tmp_path / "mig.yaml")]
+    command = [str(trees.TOP / "bin/gpushim"), "mig", "apply", str(tmp_path / "mig.yaml"), "--config", "small"]
     subprocess.run(command, env={"PATH": "/usr/sbin:/usr/bin", **one.env}, check=True)
     host.adopt()
     assert [mig.profile for mig in host.gpus[1].mig] == ["1g.5gb"] * 3
     has(one, host, NOTICED)
+
+
+def count(host: Host) -> int:
+    """Return how many MIG instances the second GPU has."""
+    host.adopt()
+    return len(host.gpus[1].mig)
+
+
+@pytest.mark.skipif(not turn(2, 1), reason="20 s, with every second commit, by turns with claims; GPUSHIM_LONG=1")
+def test_a_layout_that_is_named_waits_for_its_gpu_alone(one: Plugin, host: Host) -> None:
+    """By day and by night; pods on another GPU go on."""
+    name = layout_file(one.env)
+    name.with_name("mig.yaml").write_text(LAYOUT)
+    host.set_mig(1, [])  # the plugin has GPUs open, so that their mode cannot change
+    has(one, host)
+    one.node.pod("other", {MIG: 1})
+    others = one.node.held("other")[MIG]
+    name.write_text("small")
+    assert until(lambda: count(host) == 3, SECONDS), one.said()[-3000:]
+    has(one, host)
+    small = {mig.uuid for mig in host.gpus[1].mig}
+
+    free = [uuid for uuid in one.node.allocatable(MIG) if uuid not in others]
+    for number in range(len(free)):  # one of them is on the other GPU, too
+        one.node.pod(f"day-{number}", {MIG: 1})
+    name.write_text("large")
+    assert until(lambda: not small & {*one.node.allocatable(MIG)}, SECONDS), one.said()[-3000:]
+    assert {mig.uuid for mig in host.gpus[2].mig} <= {*one.node.allocatable(MIG)}
+    assert until(lambda: "the GPU waits for its MIG layout, large" in one.said(), SECONDS)
+    one.node.remove("day-0")
+    one.stop(signal.SIGKILL)
+    one.start()
+    assert until(lambda: {mig.uuid for mig in host.gpus[2].mig} == {*one.node.allocatable(MIG)}, SECONDS)
+    host.adopt()
+    assert {mig.uuid for mig in host.gpus[1].mig} == small
+    for number in range(1, len(free)):
+        one.node.remove(f"day-{number}")
+    assert until(lambda: count(host) == 1, SECONDS), one.said()[-3000:]
+    has(one, host)
+    assert host.gpus[1].mig[0].uuid in one.node.allocatable(LARGE)
+    assert one.node.healths("other") == {others[0]: "Healthy"}
+    name.write_text("small")
+    assert until(lambda: count(host) == 3, SECONDS), one.said()[-3000:]
+    has(one, host)
+    assert one.node.wait("other").container
+    name.unlink()
 
 
 def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ from sample import turn
 
 pytestmark = pytest.mark.skipif(not turn(2), reason="a minute, with every second commit; GPUSHIM_LONG=1")
 SECONDS = 60.0
+LAYOUTS = """version: v1
+mig-configs:
+  day: [{devices: [8], mig-enabled: true, mig-devices: {3g.20gb: 2}}]
+  night: [{devices: [8], mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+  on-demand: [{devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+"""
 GPUS = 8  # that are cut on demand; their sets of counters fill a slice
 STRANGER = 12345  # a user's number, of no rights
 MIG = "mig.nvidia.com"
@@ -40,7 +47,21 @@ OBJECTS: list[dict[str, Any]] = [
 
 
 class Driver(dranode.Driver):
-    """The node half, whose other half is a process, too."""
+    """The node half, whose other half is a process, too: as in a pod it may not write the files of that one."""
+
+    flags: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Path:
+        return self.folder / "labels" / "layout"
+
+    def start(self, *flags: str) -> None:
+        self.flags, folder = self.flags or flags, self.layout.parent
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, STRANGER, STRANGER)
+        mount = f'mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && exec "$@"'
+        self.prefix = ("/usr/bin/unshare", "--mount", "/bin/sh", "-c", mount, "sh")
+        super().start(f"--mig-layout-file={self.layout}", *self.flags)
 
     def _answer(self, process: subprocess.Popen[bytes]) -> None:
         self.pools.append(None)
@@ -73,6 +94,8 @@ def node(server: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node
     credentials.chmod(0o600)
     flags = (f"--kubeconfig={credentials}", f"--cluster-user={STRANGER}")
     with on_demand(folder / "root", GPUS, Driver, *flags) as found:
+        Path(found.driver.env["GPUSHIM_CONFIG"]).with_name("mig.yaml").write_text(LAYOUTS)
+        found.host.set_mig(GPUS, [])
         words = ["/usr/bin/nsenter", f"--net={server.network}", "--", "/usr/bin/setpriv", f"--reuid={STRANGER}"]
         words += [f"--regid={STRANGER}", "--clear-groups", sys.executable, "-B", str(dranode.PROGRAM), "--cluster"]
         paths = ":".join(str(TOP / name) for name in ("plugin", "shim", "vendor"))
@@ -80,7 +103,9 @@ def node(server: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node
         log = Path(found.driver.folder, "cluster")
         found.driver.folder.chmod(0o755)
         with log.open("wb") as output:
-            half = subprocess.Popen([*words, f"--socket={found.driver.folder}/s"], env=env, stderr=output)
+            assert isinstance(found.driver, Driver)
+            words += [f"--socket={found.driver.folder}/s", f"--mig-layout-file={found.driver.layout}"]
+            half = subprocess.Popen(words, env=env, stderr=output)
         try:
             assert until(lambda: len(counted(server)) > 2, SECONDS), log.read_text() + found.driver.log.read_text()
             yield found
@@ -181,3 +206,50 @@ def test_all_parts_of_all_gpus_are_asked_for_at_once(server: Api, node: Node) ->
     assert prepare(server, node, "one-more") == []
     remove(server, node, "one-more")
     assert node.instances() == []
+
+
+def label(server: Api, text: str) -> None:
+    """Set the label gpushim/mig-layout, or another that counts as well; text- removes it."""
+    words = (text if "/" in text else f"gpushim/mig-layout{text}", "--overwrite")
+    done = server.kubectl("label", "node", dranode.NODE, *words)
+    assert not done.returncode, done.stderr
+
+
+def cut(node: Node) -> list[str]:
+    """Return the profiles of the GPU that layouts are about."""
+    return [profile for index, profile, _ in node.instances() if index == GPUS]
+
+
+def waiting(server: Api) -> int:
+    """Return how many devices wait for a layout."""
+    rows = [row for slice_ in items(server, "resourceslices") for row in slice_["spec"].get("devices", ())]
+    return sum(any(taint["key"].endswith("/layout") for taint in row.get("taints", ())) for row in rows)
+
+
+def test_day_and_night_by_a_label(server: Api, node: Node) -> None:
+    """A claim of the GPU is waited for, those of other GPUs are not, and none of these is tainted."""
+    label(server, "=day")
+    assert until(lambda: cut(node) == ["3g.20gb"] * 2, SECONDS), node.driver.log.read_text()
+    ask(server, "7g.40gb", "other")  # which only the other GPUs have by day
+    assert prepare(server, node, "other") == []
+    ask(server, "3g.20gb", "inference")
+    assert prepare(server, node, "inference") == []
+    label(server, "=night")
+    assert until(lambda: waiting(server) == 2, SECONDS), node.driver.log.read_text()
+    node.driver.stop(signal.SIGKILL)
+    Path(node.driver.registration()).unlink()  # or kubelet, the test, would take it for the next one's
+    node.driver.start()
+    node.driver.register()
+    assert until(lambda: waiting(server) == 2, SECONDS), node.driver.log.read_text()
+    assert cut(node) == ["3g.20gb"] * 2
+    remove(server, node, "inference")
+    assert until(lambda: cut(node) == ["7g.40gb"] and not waiting(server), SECONDS), node.driver.log.read_text()
+    label(server, "-")
+    label(server, "nvidia.com/mig.config=day")
+    assert until(lambda: cut(node) == ["3g.20gb"] * 2 and not waiting(server), SECONDS), node.driver.log.read_text()
+    assert len(node.instances()) == 3
+    label(server, "=on-demand")
+    assert until(lambda: "is cut on demand; name it in no layout" in node.driver.log.read_text(), SECONDS)
+    assert prepare(server, node, "other") == []
+    remove(server, node, "other")
+    assert cut(node) == ["3g.20gb"] * 2

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="half a
 NODE, PLACE = "node-1", "dra"
 PROGRAM = (
     "import os, sys; from gpuplugin.cluster import in_cluster; "
-    "in_cluster.run(os.environ, '', '', False, *sys.argv[1:])"
+    "in_cluster.run(os.environ, '', '', False, sys.argv[1], '', *sys.argv[2:])"
 )
 RULES: list[dict[str, Any]] = [
     {

@@ -21,7 +21,7 @@ TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(TEXT)
 # What of [device-plugin] follows from other values, and is not below `settings`.
 FOLLOWS = {"kubelet-dir", "on-demand", "config-file", "profile-file", "refresh", "labels-file", "labels-interval"} | {
-    *("labels-no-timestamp", "metrics-token-file", "taint-effect", "kubeconfig", "fronts")
+    *("mig-layout-file", "labels-no-timestamp", "metrics-token-file", "taint-effect", "kubeconfig", "fronts")
 }
 # What is Kubernetes' own, or another chart's.
 FREE = {

@@ -31,7 +31,14 @@ TASKS = [
 SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
-STATE = {"allocations.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
+STATE = {
+    "allocations.json",
+    "mig.json",
+    "inventory.json",
+    "cdi/",
+    "health.json",
+    "mps/GROUP/",
+}  # files of /run/gpushim
 LAID = {".toml", ".yaml", ".service", ".sh"}
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
 PICTURED = {"kubernetes": 1, "symptoms": 1, "sharing": 2}  # how many

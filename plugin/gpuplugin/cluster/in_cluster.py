@@ -16,7 +16,7 @@ from gpuplugin.cluster.claims import AT_ONCE, Claims
 from gpuplugin.cluster.cluster import Api, named
 from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.cluster.node_feature import NodeFeature
-from gpuplugin.cluster.node_label import NodeLabel
+from gpuplugin.cluster.node_label import MIG_LABELS, NodeLabel
 from gpuplugin.cluster.slices import Slices
 from gpushim.ground.errors import FAILED, GpushimError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.cluster.parts import Part
 
-FILES = ("profile-file", "labels-file")  # settings that --cluster goes by
+FILES = ("profile-file", "labels-file", "mig-layout-file")  # settings that --cluster goes by
 LOOK = 1.0  # seconds between looks at a file
 
 
@@ -35,6 +35,7 @@ def run(
     labels_file: str,
     once: bool,
     socket: str = "",
+    layout_file: str = "",
     folder: str = FOLDER,
 ) -> None:
     """Follow the node's label, post its labels, publish its slices and read claims, until a signal ends the process.
@@ -45,18 +46,24 @@ def run(
         labels_file: whose labels are posted; "": none are.
         once: write the profile, and return.
         socket: of the half on the node, for claims; "": there are none.
+        layout_file: gets the MIG layout that the label names; "": that is not followed.
         folder: where kubelet mounts the service account.
 
     Raises:
         GpushimError: this is no pod, or there is nothing to do.
     """
     if once:
-        labels_file = socket = ""
-    parts.run(half(environment, profile_file, labels_file, socket, folder), once)
+        labels_file = socket = layout_file = ""
+    parts.run(half(environment, profile_file, labels_file, socket, layout_file, folder), once)
 
 
 def half(
-    environment: Mapping[str, str], profile_file: str, labels_file: str, socket: str = "", folder: str = FOLDER
+    environment: Mapping[str, str],
+    profile_file: str,
+    labels_file: str,
+    socket: str = "",
+    layout_file: str = "",
+    folder: str = FOLDER,
 ) -> list[Part]:
     """Return the parts that `run` does; arguments and errors are the same."""
     node = named(environment.get("NODE_NAME", ""), "NODE_NAME")
@@ -71,11 +78,15 @@ def half(
         api = Api(environment, folder)
     if profile_file:
         work.append(NodeLabel(api, node, profile_file).follow)
+    if layout_file:
+        work.append(NodeLabel(api, node, layout_file, MIG_LABELS).follow)
     if labels_file:
         work.append(watching(NodeFeature(Api(environment, folder), node, labels_file, environment).look))
     if not work:
         raise GpushimError(
-            "--cluster has nothing to do; say --socket, --profile-file, or --node-feature and --labels-file", FAILED
+            "--cluster has nothing to do; say --socket, --profile-file, --mig-layout-file, or --node-feature and "
+            "--labels-file",
+            FAILED,
         )
     return work
 

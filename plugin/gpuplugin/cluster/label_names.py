@@ -22,6 +22,7 @@ TEXTS = {
     "gpu.clique": "UUID of the multi-node NVLink cluster, and the clique in it",
     "mig.capable": "true if a GPU may be in MIG mode",
     "mig.strategy": "single or mixed; absent under none",
+    "mig.config.state": "of the MIG layout that a label names: pending, success or failed",
     "mps.capable": "true if a group is shared by MPS",
     "vgpu.present": "true if a GPU is a virtual one",
     "cuda.driver-version.major": "the driver's version",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Gpu, MigInstance, Snapshot
 
 TIMESTAMP = PREFIX + "gfd.timestamp"
+MIG_STATE = PREFIX + "mig.config.state"  # of health.mig_layout, which is no fact of the snapshot
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 LONGEST = 63  # characters of a label's value (Kubernetes, "Labels and Selectors"), which begins and ends with one of
 _OUTSIDE, _EDGE = re.compile("[^A-Za-z0-9_. -]"), "-_."  # letters and digits, so none of _EDGE

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import labels
+from gpuplugin.health import mig_layout
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
@@ -45,7 +46,7 @@ class LabelsFile:
     def __init__(self, spawn: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
         self._task: asyncio.Task[Any] | None = None
-        self._of: tuple[float, Settings] | None = None  # what the file was last written of
+        self._of: tuple[float, Settings, str] | None = None  # what the file was last written of
         self._again = 0.0  # time.monotonic() at which it is looked at again
         self.problem = ""
 
@@ -55,8 +56,9 @@ class LabelsFile:
         To be called every few seconds.
         """
         path, interval = settings.values["labels-file"], settings.values["labels-interval"]
-        time_now, source = time.monotonic(), (snapshot["looked"], settings)
-        is_same = self._of is not None and self._of[0] == source[0] and self._of[1] is settings
+        state = mig_layout.tell_state(settings.values["mig-layout-file"]) if path else ""
+        time_now, source = time.monotonic(), (snapshot["looked"], settings, state)
+        is_same = self._of is not None and self._of[::2] == source[::2] and self._of[1] is settings
         is_due = not is_same or (time_now >= self._again and (interval or self.problem))
         self.problem = self.problem if path else ""
         if not path or not is_due or (self._task and not self._task.done()):
@@ -64,6 +66,8 @@ class LabelsFile:
         self._of, self._again = source, time_now + (interval or RETRY)
         try:
             pairs = labels.labels(snapshot, settings, labels.machine())
+            if state:
+                pairs[labels.MIG_STATE] = state
         except GpushimError as error:
             self._warn(f"the labels in {path} stay as they were: {error}")
         else:

@@ -1,6 +1,6 @@
-"""Which profile a node's label names, written to the profile file, as the config manager of NVIDIA's plugin does.
+"""What a node's label names, a profile or a MIG layout, written to a file, as NVIDIA's config manager does.
 
-A label that is taken away leaves an empty file: the default of config-file counts.
+A label that is taken away leaves an empty file: the default of config-file counts, and no GPU is cut.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LABEL = "nvidia.com/device-plugin.config"
+MIG_LABELS = ("gpushim/mig-layout", "nvidia.com/mig.config")  # the first that is there counts
 NODES = "/api/v1/nodes"
 PROFILE = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as a label's value in Kubernetes
 
 
 class NodeLabel:
-    def __init__(self, api: Api, node: str, path: str) -> None:
-        self._api, self._path = api, path
+    """A label of a node, and the file.
+
+    Args:
+        path: of the file.
+        labels: names of the label, of which the first that is there counts.
+    """
+
+    def __init__(self, api: Api, node: str, path: str, labels: tuple[str, ...] = (LABEL,)) -> None:
+        self._api, self._path, self._labels = api, path, labels
         self._only = {"fieldSelector": f"metadata.name={node}"}
         self._node = node
         self._written: str | None = None
         self._wrong: str | None = None
 
     def once(self) -> str:
-        """Write the profile that the label names now; return the version to watch from.
+        """Write what the label names now; return the version to watch from.
 
         Raises:
             GpushimError: the API server does not say, or the file cannot be written.
@@ -45,7 +53,7 @@ class NodeLabel:
         return str(version or "")
 
     def follow(self) -> Iterator[None]:
-        """Write the profile at each change of the label; yields when the server has answered, ends when it does.
+        """Write what it names at each change of the label; yields when the server has answered, ends when it does.
 
         Raises:
             GpushimError: as for `once`.
@@ -68,18 +76,20 @@ class NodeLabel:
         metadata = member(node, "metadata")
         if member(metadata, "name") != self._node:
             return
-        profile = member(member(metadata, "labels"), LABEL) or ""
-        if profile and not PROFILE.fullmatch(str(profile)):
-            if profile != self._wrong:
-                logger.warning('the label %s is "%s", which is not a valid profile name', LABEL, quote(str(profile)))
-            self._wrong = profile
-        elif profile != self._written:
-            self._write(profile)
+        values = {label: member(member(metadata, "labels"), label) or "" for label in self._labels}
+        label = next(filter(values.get, self._labels), self._labels[0])
+        name = values[label]
+        if name and not PROFILE.fullmatch(str(name)):
+            if name != self._wrong:
+                logger.warning('the label %s is "%s", which is not a valid profile name', label, quote(str(name)))
+            self._wrong = name
+        elif name != self._written:
+            self._write(label, name)
 
-    def _write(self, profile: str) -> None:
+    def _write(self, label: str, name: str) -> None:
         try:
-            replace.replace(self._path, f"{profile}\n".encode() if profile else b"")
+            replace.replace(self._path, f"{name}\n".encode() if name else b"")
         except OSError as error:
             raise GpushimError(f"{self._path} cannot be written: {error.strerror}", FAILED) from None
-        self._written, self._wrong = profile, None
-        logger.info("the label %s is %s", LABEL, f'"{profile}"' if profile else "not there: the default counts")
+        self._written, self._wrong = name, None
+        logger.info("the label %s is %s", label, f'"{name}"' if name else "not there: the default counts")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _HEEDED = ("kubelet-dir", "exclude", "on-demand", "allocation-policy", "disable-healthchecks",
-           "enable-healthchecks", "taint-effect", "kubeconfig", "config-file", "profile-file")  # fmt: skip
+           "enable-healthchecks", "taint-effect", "kubeconfig", "config-file", "profile-file",
+           "mig-layout-file")  # fmt: skip
 OURS = tuple(setting for setting in SETTINGS if setting.key in _HEEDED)  # of the device plugin's, what counts here
 _SPEC = "the CDI spec is that of gpushim refresh, by [driver] and [cdi] of config.toml"
 _PODS = "no pods are made for claims"

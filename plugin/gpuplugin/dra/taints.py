@@ -41,7 +41,8 @@ def taints(
         reasons: why they are unhealthy, by UUID.
         snapshot: of the host's inventory.
         record: of who has what, None where it is not known.
-        effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
+        effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched,
+            and in any case for one that waits for its MIG layout.
         unfinished: UUIDs of what is still as a claim that is over had it.
     """
     by_uuid = {uuid: [*row] for uuid, row in of_health(reasons, effect).items()}
@@ -57,7 +58,7 @@ def of_health(reasons: Mapping[str, Sequence[Reason]], effect: str) -> dict[str,
     by_uuid: dict[str, dict[str, dict[str, str]]] = {}
     for uuid, row in reasons.items():
         for cause in row:
-            mild = cause.kind == "unwatched" and effect == NO_EXECUTE
+            mild = (cause.kind == "unwatched" and effect == NO_EXECUTE) or cause.kind == "layout"  # none is evicted
             taint = _taint(cause.kind, str(cause.number) if cause.number else "", NO_SCHEDULE if mild else effect)
             by_uuid.setdefault(uuid, {}).setdefault(cause.kind, taint)
     return {uuid: [*row.values()] for uuid, row in by_uuid.items()}

@@ -38,7 +38,12 @@ TEXTS = {
 # does not answer, "end" to end work that uses this GPU together with others, and "wait" nothing.
 CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
 # Of kinds; "reset" of others.
-_CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml", "fabric": "wait"}
+_CURES = {
+    **dict.fromkeys(("lost", "gone"), "reboot"),
+    **dict.fromkeys(("fabric", "layout"), "wait"),
+    "rows": "exchange",
+    "unwatched": "nvml",
+}
 _OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of those that are not known
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
@@ -60,8 +65,8 @@ class Reason:
 
     Attributes:
         kind: "xid", "ecc", "recovery" (the driver asks for one), "lost" (from the bus), "gone" (from NVML's list),
-            "rows", "error" (calls fail), "fabric" (of NVLinks, not ready), "unwatched" (not watched) or "giver"
-            (somebody else may give it out).
+            "rows", "error" (calls fail), "fabric" (of NVLinks, not ready), "unwatched" (not watched), "layout" (it
+            waits to be cut) or "giver" (somebody else may give it out).
         text: a clause for people.
         since: seconds since boot (system.clock).
         until: a clause: when it ends.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import TYPE_CHECKING, Any, Callable
 
 import click
 
 from gpushim.cli import show
-from gpushim.ground import seen, system
-from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import failure, nvml, nvml_program, present, save
-from gpushim.mig import cut, fit, layout_file
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.inventory import save
+from gpushim.mig import cut, fit, layout_file, session
 from gpushim.paths import lock
 from gpushim.refresh import refresh
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from gpushim.mig.cut import Change, Users
     from gpushim.mig.fit import Instance
 
-LOCK = "mig.lock"  # in the state directory
 COLUMNS = ("INSTANCE", "PROFILE", "START:SIZE", "CONTAINERS")
 
 
@@ -41,10 +38,10 @@ def mig() -> None:
 @show.format_option("table", "json")
 def show_instances(form: str) -> None:
     """Show the MIG mode of each GPU, its instances, the containers that have them, and the profiles there are."""
-    with _session() as (session, inventory):
+    with session.opened() as (nvml, inventory):
         users = _users(inventory)
         states = [
-            (gpu, cut.look(session, gpu)) for gpu in inventory["gpus"] if gpu["mig_capable"] and not gpu["problem"]
+            (gpu, cut.look(nvml, gpu)) for gpu in inventory["gpus"] if gpu["mig_capable"] and not gpu["problem"]
         ]
     for gpu in inventory["gpus"]:
         if gpu["problem"]:
@@ -71,9 +68,9 @@ def plan(file: str, config: str | None, form: str) -> None:
     It fails as that would: if something of the layout does not fit, or containers have what must go.
     """
     entries = layout_file.read(file, config)
-    with _session() as (session, inventory):
+    with session.opened() as (nvml, inventory):
         users = _users(inventory)
-        changes = cut.plan(session, inventory, entries, users)
+        changes = cut.plan(nvml, inventory, entries, users)
     _emit(form, "CHANGE", [row for change in changes for row in _steps(change, users)], "no GPU is meant")
     for change in changes:
         if change.after is None:
@@ -93,16 +90,16 @@ def apply(file: str, config: str | None) -> None:
     entries = layout_file.read(file, config)
     state = system.state_dir()
     save.prepare(state, system.config_path())
-    with lock.held(f"{state}/{LOCK}"), _session(refresh.LONGEST) as (session, inventory):
+    with lock.held(f"{state}/{session.LOCK}"), session.opened(refresh.LONGEST) as (nvml, inventory):
         users = _users(inventory)
-        changes = cut.plan(session, inventory, entries, users)
+        changes = cut.plan(nvml, inventory, entries, users)
         cut.refuse_used(changes, users)
         waiting: list[str] = []  # for a reset
         try:
             for change in changes:
                 try:
                     if change.differs:
-                        cut.carry_out(session, inventory, change)
+                        cut.carry_out(nvml, inventory, change)
                 except cut.PendingError as error:
                     waiting.append(str(error))
                     continue
@@ -114,28 +111,6 @@ def apply(file: str, config: str | None) -> None:
             snapshot = refresh.refresh(force=True, people=True)
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-
-
-@contextlib.contextmanager
-def _session(least: int = 0) -> Iterator[tuple[Any, Snapshot]]:
-    """Yield pynvml and the snapshot; where NVML hangs, the process ends after the deadline of the settings.
-
-    Args:
-        least: seconds that are waited in any case.
-    """
-    inventory = present.snapshot()
-    if inventory["error"]:
-        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    seconds = max(inventory["policy"]["refresh"]["deadline-seconds"], least)
-    try:
-        with (
-            failure.deadline(seconds, system.config_path(), lambda error: None) as waiting,
-            nvml.session(nvml_program.library(inventory), waiting) as session,
-        ):
-            waiting("NVML to answer")
-            yield session, inventory
-    except nvml.UnusableError as error:
-        raise GpushimError(f"{error}{f'; {seen.AS_ROOT}' if os.geteuid() else ''}", INVENTORY) from None
 
 
 def _users(inventory: Snapshot) -> Users:

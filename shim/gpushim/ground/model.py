@@ -95,6 +95,7 @@ DevicePluginPolicy = TypedDict(
         "kubelet-dir": str,
         "config-file": str,
         "profile-file": str,
+        "mig-layout-file": str,
         "metrics": str,
         "metrics-token-file": str,
         "labels-file": str,

@@ -29,6 +29,10 @@ class PendingError(GpushimError):
     """A GPU's MIG mode changes with its next reset."""
 
 
+class UsedError(GpushimError):
+    """Somebody has what must go, and may end."""
+
+
 class Change(NamedTuple):
     """What a GPU is, and is to be.
 
@@ -135,7 +139,7 @@ def refuse_used(changes: list[Change], users: Users) -> None:
     rows = [(change.gpu["index"], change.blockers(users)) for change in changes]
     used = [f"of GPU {index} {', '.join(blockers)}" for index, blockers in rows if blockers]
     if used:
-        raise GpushimError(
+        raise UsedError(
             f"containers have what must go: {'; '.join(used)}; end them, or wait until they end, then do this again"
         )
 
@@ -144,7 +148,8 @@ def carry_out(nvml: Any, inventory: Snapshot, change: Change) -> None:
     """Change a GPU; if that fails, what it was before is put back, but for a mode that waits for a reset.
 
     Raises:
-        GpushimError: it failed, or somebody has what must go.
+        UsedError: somebody has what must go.
+        GpushimError: it failed.
     """
     refuse_used([change], list_users(inventory)[0])  # the GPUs before this one may have taken a while
     gpu, before = change.gpu, change.before
@@ -158,13 +163,14 @@ def carry_out(nvml: Any, inventory: Snapshot, change: Change) -> None:
         raise
     except (nvml.NVMLError, GpushimError) as error:
         problem = str(error) if isinstance(error, GpushimError) else f"{call(gpu)} cannot be changed: {error}"
-        if getattr(error, "value", None) == nvml.NVML_ERROR_IN_USE:
+        is_used = getattr(error, "value", None) == nvml.NVML_ERROR_IN_USE
+        if is_used:
             problem += " (a process that is in no container: nvidia-smi shows it)"
         try:
             _bring(nvml, gpu, before.enabled, lambda state: [*before.instances.values()])
         except (nvml.NVMLError, GpushimError) as second:
             problem += f"; nor can it be what it was before: {second}; see gpushim mig show, then do this again"
-        raise GpushimError(problem) from None
+        raise (UsedError if is_used else GpushimError)(problem) from None
 
 
 def _bring(nvml: Any, gpu: Gpu, enabled: bool, choose: Callable[[State], list[Instance]]) -> None:

@@ -112,9 +112,9 @@ def refresh(
 def unattended(load: bool) -> Snapshot | None:
     """Bring the snapshot up to date as the units do: if the driver has changed, once it has stopped changing.
 
-    The device plugin's requests are served first. A snapshot that holds for a while longer, as in most of the
-    timer's runs, is left as it is. A change during the survey leads to another survey, as systemd does not watch
-    while the unit runs.
+    The device plugin's requests are served first, and one for MIG instances last. A snapshot that holds for a while
+    longer, as in most of the timer's runs, is left as it is. A change during the survey leads to another survey, as
+    systemd does not watch while the unit runs.
 
     Returns:
         the snapshot; None while the device plugin has released the GPUs.
@@ -122,6 +122,8 @@ def unattended(load: bool) -> Snapshot | None:
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
     """
+    from gpushim.mig import cut_request  # what a create waits for does without
+
     config, state = system.config_path(), system.state_dir()
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
@@ -138,6 +140,7 @@ def unattended(load: bool) -> Snapshot | None:
             return None
         if ensure.read(config, state) is not None:
             break
+    cut_request.serve(state, LONGEST, lambda: refresh(True, load=load, patient=True))
     return snapshot
 
 

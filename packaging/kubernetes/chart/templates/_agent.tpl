@@ -9,7 +9,8 @@
 {{- $configMap := include "gpushim.configMap" $top }}
 {{- $follows := include "gpushim.followsLabel" $top }}
 {{- $feature := and $plugin (include "gpushim.nodeFeature" $top) }}
-{{- $cluster := or $claims $follows $feature }}
+{{- $node := include "gpushim.followsNode" $top }}
+{{- $cluster := or $claims $node $feature }}
 {{- $token := $values.metricsToken | default dict }}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -66,6 +67,9 @@ spec:
         {{- if $follows }}
         - --profile-file=/run/gpushim-cluster/profile
         {{- end }}
+        {{- if $values.migLayout }}
+        - --mig-layout-file=/run/gpushim-cluster/mig-layout
+        {{- end }}
         {{- if eq ($labels.publish | default "none") "file" }}
         - --labels-file=/features.d/gpushim
         {{- else if $feature }}
@@ -118,7 +122,7 @@ spec:
         {{- if $configMap }}
         - {name: profiles, mountPath: /profiles, readOnly: true}
         {{- end }}
-        {{- if $follows }}
+        {{- if $node }}
         - {name: cluster, mountPath: /run/gpushim-cluster, readOnly: true}
         {{- end }}
         {{- if eq ($labels.publish | default "none") "file" }}
@@ -165,7 +169,7 @@ spec:
           name: {{ $configMap }}
           items: [{key: config.yaml, path: config.yaml}]
       {{- end }}
-      {{- if $follows }}
+      {{- if $node }}
       - name: cluster
         emptyDir: {medium: Memory, sizeLimit: 1Mi}
       {{- end }}

@@ -17,6 +17,9 @@ component that it is beside. */ -}}
   {{- if $follows }}
   - --profile-file=/run/gpushim-cluster/profile
   {{- end }}
+  {{- if and $top.Values.migLayout (eq $name "cluster") }}
+  - --mig-layout-file=/run/gpushim-cluster/mig-layout
+  {{- end }}
   {{- if $claims }}
   - --socket={{ include "gpushim.halves" $top }}/cluster.sock
   {{- end }}
@@ -38,7 +41,7 @@ component that it is beside. */ -}}
     {{- toYaml ($top.Values.resources | default dict) | nindent 4 }}
   volumeMounts:
   {{- include "gpushim.tokenMount" $top | nindent 2 }}
-  {{- if $follows }}
+  {{- if include "gpushim.followsNode" $top }}
   - {name: cluster, mountPath: /run/gpushim-cluster}
   {{- end }}
   {{- if $claims }}

@@ -22,7 +22,7 @@
   "legacyDaemonsetAPI" "leave it out: DaemonSets are of apps/v1"
   "logVerbosity" "write level under [log] into the nodes' /etc/gpushim/config.toml"
   "mig" "write settings.mig-strategy"
-  "migManager" "leave it out: divide GPUs on the nodes, as with nvidia-smi mig; gpushim changes none"
+  "migManager" "write migLayout: true, and its layouts into /etc/gpushim/mig.yaml on the nodes"
   "namespaceOverride" "leave it out: all objects are in the release's namespace"
   "nfd" "write nodeFeatureDiscovery: true for its label; install node-feature-discovery with its own chart"
   "node-feature-discovery" "write nodeFeatureDiscovery: true for its label; install it with its own chart"

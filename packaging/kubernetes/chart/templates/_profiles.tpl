@@ -31,7 +31,12 @@
 {{- if $config.map }}{{ include "gpushim.fullname" . }}-profiles{{ else }}{{ $config.name }}{{ end -}}
 {{- end -}}
 
-{{- /* "true" if the node's label can change anything. */ -}}
+{{- /* "true" if a label of the node can change anything. */ -}}
+{{- define "gpushim.followsNode" -}}
+{{- if or (include "gpushim.followsLabel" .) .Values.migLayout }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if the node's label can choose a profile. */ -}}
 {{- define "gpushim.followsLabel" -}}
 {{- $config := .Values.config | default dict -}}
 {{- if or $config.name (gt (len ($config.map | default dict)) 1) (and $config.map (not (include "gpushim.defaultProfile" .))) -}}
@@ -46,7 +51,7 @@ true
 
 {{- /* "true" if a container talks to the API server. */ -}}
 {{- define "gpushim.cluster" -}}
-{{- if or (include "gpushim.followsLabel" .) (include "gpushim.nodeFeature" .) (.Values.dra | default dict).enabled }}true{{ end -}}
+{{- if or (include "gpushim.followsNode" .) (include "gpushim.nodeFeature" .) (.Values.dra | default dict).enabled }}true{{ end -}}
 {{- end -}}
 
 {{- define "gpushim.serviceAccount" -}}

@@ -91,6 +91,7 @@ SETTINGS = (
     Setting("metrics-token-file", ("metrics-token-file",), ("METRICS_TOKEN_FILE",)),
     Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
     Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
+    Setting("mig-layout-file", ("mig-layout-file",)),
     Setting("labels-file", ("labels-file",), ("GFD_OUTPUT_FILE",), "flags.gfd.outputFile"),
     Setting("labels-interval", ("labels-interval",), ("GFD_SLEEP_INTERVAL",), "flags.gfd.sleepInterval"),
     Setting("labels-no-timestamp", ("labels-no-timestamp",), ("GFD_NO_TIMESTAMP",), "flags.gfd.noTimestamp"),
@@ -148,6 +149,7 @@ LOCAL_KEYS = (
     "metrics-token-file",
     "config-file",
     "profile-file",
+    "mig-layout-file",
     "labels-file",
     "kubeconfig",
 )

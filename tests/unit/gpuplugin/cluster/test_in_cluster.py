@@ -24,7 +24,7 @@ TOP = Path(__file__).parents[4]
 PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[3:5]; from gpuplugin import cli; from gpuplugin.cluster import in_cluster; "
 )
-PROGRAM += "in_cluster.run.__defaults__ = (\"\", sys.argv[1]); sys.argv[:5] = ['x']; cli.main()"
+PROGRAM += 'in_cluster.run.__defaults__ = ("", "", sys.argv[1]); sys.argv[:5] = [\'x\']; cli.main()'
 
 
 class Cluster:
@@ -117,8 +117,8 @@ def test_a_server_that_is_away_is_waited_for(server: ApiServer, cluster: Cluster
 
 
 def test_nothing_to_do(server: ApiServer) -> None:
-    with pytest.raises(GpushimError, match="--cluster has nothing to do; say --socket, --profile-file, or --node-"):
-        in_cluster.run(server.environment, "", "", False, "", str(server.account))
+    with pytest.raises(GpushimError, match="--cluster has nothing to do; say --socket, --profile-file, --mig-"):
+        in_cluster.run(server.environment, "", "", False, "", "", str(server.account))
 
 
 def test_neither_grpc_nor_gpus_are_needed() -> None:

@@ -285,8 +285,9 @@ def test_the_machine(tmp_path: Path, text: str | None, value: str) -> None:
 
 
 def test_the_table_has_all_labels_and_no_other() -> None:
-    more: Any = {"fabric": "00112233-4455-6677-8899-aabbccddeeff.7"}
-    there = snapshot([gpu(0, mig=True, **more), gpu(1)], [mig(0, 0)])
+    fabric = "00112233-4455-6677-8899-aabbccddeeff.7"
+    there = snapshot([gpu(0, mig=True, fabric=fabric), gpu(1)], [mig(0, 0)])
     there["mig"][0]["attributes"] = dict.fromkeys(ATTRIBUTES, 1)
-    names = {*said(there, **{"mig-strategy": "mixed"}), labels.TIMESTAMP.removeprefix(PREFIX)}
+    more = {name.removeprefix(PREFIX) for name in (labels.TIMESTAMP, labels.MIG_STATE)}
+    names = {*said(there, **{"mig-strategy": "mixed"}), *more}
     assert names == label_names.TEXTS.keys()

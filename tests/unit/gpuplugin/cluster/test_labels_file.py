@@ -204,3 +204,17 @@ def test_no_file_is_wanted_by_default(tmp_path: Path) -> None:
 
 def test_lines() -> None:
     assert labels_file.text({"b": "2", "a": ""}, "7") == f"a=\nb=2\n{TIMESTAMP}=7\n"
+
+
+def test_how_far_a_mig_layout_is_is_a_label(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir()
+    there, given = snapshot([gpu(0)]), found(path)
+    states = ["pending", "success", ""]
+    monkeypatch.setattr("gpuplugin.health.mig_layout.tell_state", lambda name: states[0])
+    written = []
+    file = LabelsFile(lambda work: work)
+    for _ in range(3):
+        look((there, given), file=file)
+        written.append(labels_file.read(str(path)).get("nvidia.com/mig.config.state"))
+        states.pop(0)
+    assert written == ["pending", "success", None]

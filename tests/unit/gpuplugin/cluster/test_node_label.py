@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.cluster.cluster import Api, ApiError
-from gpuplugin.cluster.node_label import LABEL, NodeLabel
+from gpuplugin.cluster.node_label import LABEL, MIG_LABELS, NodeLabel
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, Request
 
@@ -130,3 +130,13 @@ def test_a_file_that_cannot_be_written(label: NodeLabel, path: Path) -> None:
     path.mkdir()
     with pytest.raises(GpushimError, match=f"{path} cannot be written: Is a directory"):
         label.once()
+
+
+def test_of_two_labels_the_first_that_is_there_counts(server: ApiServer, nodes: Nodes, path: Path) -> None:
+    label = NodeLabel(Api(server.environment, str(server.account)), "node-1", str(path), MIG_LABELS)
+    written = []
+    for labels in ({}, {MIG_LABELS[1]: "night"}, dict(zip(MIG_LABELS, ("day", "night"))), {}):
+        nodes.items = [{"metadata": {"name": "node-1", "labels": {LABEL: "small", **labels}}}]
+        label.once()
+        written.append(path.read_text())
+    assert written == ["", "night\n", "day\n", ""]

@@ -22,6 +22,12 @@ def found(reasons: dict[str, Any], host: Any, record: Any = None, effect: str = 
     return taints.taints(reasons, host, record, effect)
 
 
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_gpu_that_waits_for_its_layout_gets_no_pods_and_none_is_evicted(effect: str) -> None:
+    row = found({GPU: [Reason("layout", "it waits", 1.0, "soon")]}, snapshot([gpu(0)]), effect=effect)[GPU]
+    assert row == [{"key": KEY + "layout", "effect": "NoSchedule"}]
+
+
 def test_a_well_node_has_none() -> None:
     assert found({}, snapshot([gpu(0)])) == {}
 

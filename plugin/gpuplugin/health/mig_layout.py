@@ -1,0 +1,183 @@
+"""The MIG layout that a file names, mostly by the node's label: which GPUs wait for it, and the request to cut them.
+
+The node plans and cuts (gpushim.mig.cut_request). A GPU that must change is unhealthy from the plan on until it is
+cut, and is cut when the record says that nobody has it. All of that is in files, so that another process goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.health.reason import Reason
+from gpuplugin.record import transitions
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import node_requests
+from gpushim.config import policy
+from gpushim.ground import bounds, system
+from gpushim.ground.errors import CONFIG, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import ensure
+from gpushim.mig import cut_request
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from gpuplugin.record.record_form import Record
+    from gpushim.ground.model import Snapshot
+
+AGAIN = 10.0  # seconds until a request is repeated that has no answer, or that found a GPU in use
+SETTLED = 2.0  # seconds after which what was answered to kubelet before a GPU was unhealthy is in the record
+PENDING, SUCCESS, FAILURE = "pending", "success", "failed"  # as NVIDIA's mig-manager has them
+KIND = "layout"  # of the reason
+
+
+def read_name(path: str) -> str:
+    """Return the word that a file has, or "" if there is none.
+
+    Raises:
+        GpushimError: it cannot be read or trusted, or has more.
+    """
+    if not path:
+        return ""
+    try:
+        words = policy.trusted(path, "name of a MIG layout", mounted=True).decode(errors="replace").split()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
+    if len(words) > 1 or len("".join(words)) > bounds.PLUGIN_PROFILE:
+        raise GpushimError(f"{path} is not one word; write the name of a MIG layout, or nothing", CONFIG)
+    return "".join(words)
+
+
+def tell_state(path: str) -> str:
+    """Return how far the layout is that a file names; "" for none."""
+    try:
+        subject = _describe(read_name(path))
+    except GpushimError:
+        return FAILURE
+    if not subject["layout"]:
+        return ""
+    answer = _read_answer(subject)
+    if not answer or "" in answer["gpus"].values():
+        return PENDING
+    return FAILURE if answer["problem"] or answer["gpus"] else SUCCESS
+
+
+class MigLayout:
+    """The layout of this node.
+
+    Attributes:
+        reasons: why devices of GPUs that wait for it are not given out, by UUID.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, list[Reason]] = {}
+        self._waiting: dict[str, float] = {}  # GPUs, since when
+        self._closed: list[str] = []  # those of them that nobody gets any more
+        self._subject: dict[str, Any] = {}  # of the last look
+        self._problem = ""
+
+    def look(self, values: Mapping[str, Any], snapshot: Snapshot) -> bool:
+        """Go by the name that counts now, and have the node plan what is new; return whether GPUs wait.
+
+        Args:
+            values: of settings.
+            snapshot: of the host's inventory.
+        """
+        try:
+            name, problem = read_name(values["mig-layout-file"]), ""
+        except GpushimError as error:
+            name, problem = "", str(error)
+        subject = _describe(name) if name else {}
+        answer = _read_answer(subject) if name else {}
+        problems = filter(None, [problem, answer.get("problem"), *answer.get("gpus", {}).values()])
+        self._tell("; ".join(f"MIG layout {name}: {sentence}" if name else sentence for sentence in problems))
+        uuids = [uuid for uuid, problem in answer.get("gpus", {}).items() if not problem]
+        clock = system.clock()
+        settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
+        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled]
+        self._waiting = {uuid: self._waiting.get(uuid, clock) for uuid in uuids}
+        self.reasons = self._find_reasons(name, snapshot)
+        if not name:
+            with contextlib.suppress(OSError):
+                os.unlink(_path())
+        elif not answer:
+            _ask(subject, [], values, snapshot)
+        return bool(uuids)
+
+    def free(self, values: Mapping[str, Any], snapshot: Snapshot, record: Record | None) -> None:
+        """Have those GPUs cut that nobody has, and nobody can have got since.
+
+        Args:
+            values: of settings.
+            snapshot: of the host's inventory.
+            record: of who has what; None if that is not known.
+        """
+        uuids = [uuid for uuid in self._closed if record is not None and not _is_held(record, uuid)]
+        if uuids:
+            _ask(self._subject, uuids, values, snapshot)
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            logger.error("%s", problem)
+        self._problem = problem
+
+    def _find_reasons(self, name: str, snapshot: Snapshot) -> dict[str, list[Reason]]:
+        uuids = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"]}
+        homes = {
+            **{uuid: uuid for uuid in uuids.values()},
+            **{mig["uuid"]: uuids.get(mig["gpu"], "") for mig in snapshot["mig"]},
+        }
+        text, until = f"the GPU waits for its MIG layout, {name}", "when nobody has the GPU, and it is cut"
+        return {
+            uuid: [Reason(KIND, text, self._waiting[home], until)]
+            for uuid, home in homes.items()
+            if home in self._waiting
+        }
+
+
+def _describe(name: str) -> dict[str, Any]:
+    """Return what an answer must be about: a layout of a file in this boot."""
+    identity = trust.identity(f"{os.path.dirname(system.config_path())}/{cut_request.LAYOUTS}")
+    return {"layout": name, "boot": system.boot(), "file": json.loads(json.dumps(identity))}
+
+
+def _read_answer(subject: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the node has said of a layout; {} if nothing."""
+    answer: Mapping[str, Any] = ensure.own(f"{system.state_dir()}/{cut_request.ANSWER}")
+    return answer if subject.items() <= (answer.get("request") or {}).items() else {}
+
+
+def _path() -> str:
+    return f"{system.state_dir()}/{cut_request.NAME}"
+
+
+def _ask(subject: Mapping[str, Any], free: Collection[str], values: Mapping[str, Any], snapshot: Snapshot) -> None:
+    """Write a request, unless it was written just now."""
+    others = {gpu["index"] for gpu in resources.included(snapshot, values["on-demand"], [])[0]}
+    partitions = sorted(gpu["uuid"] for gpu in snapshot["gpus"] if gpu["index"] not in others)
+    row = {**subject, "free": sorted(free), "partitions": partitions}
+    before, clock = ensure.own(_path()), system.clock()
+    if row.items() <= before.items() and 0 <= clock - before["at"] < AGAIN:
+        return
+    try:
+        replace(_path(), json.dumps({**row, "at": clock}).encode(), 0o600)
+        node_requests.ask(renewed=True)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", _path(), error.strerror)
+
+
+def _is_held(record: Record, uuid: str) -> bool:
+    """Return whether anybody has a GPU or a part of it; an administrator's claim has nothing."""
+    gpu = record["gpus"].get(uuid)
+    return bool(gpu and gpu["allocations"]) or any(
+        uuid in (device["gpu"], device["uuid"])
+        for claim in record["claims"].values()
+        for device in transitions.list_held(claim)
+    )
