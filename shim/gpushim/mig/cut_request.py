@@ -5,91 +5,27 @@ STATE/device-plugin/mig.json, {"layout": name, "free": UUIDs of GPUs that nobody
 answer: {"request": the same, "problem": why nothing is changed, or "", "gpus": {UUID: why}}, with each GPU that is
 not yet as the layout says, and why it cannot be, or "" if it waits to be free. An answer is written when the snapshot
 has what was made: after a kill, the request is carried out once more, and what is done already is left as it is.
+Out of scope: how (cut_answer.py), for the agent and most refreshes load this alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpushim.ground import system
-from gpushim.ground.errors import GpushimError
-from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
-from gpushim.mig import cut, layout_file, session
-from gpushim.paths import lock, trust
-from gpushim.paths.replace import replace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpushim.ground.model import Snapshot
+from gpushim.paths import trust
 
 NAME, ANSWER = "device-plugin/mig.json", "mig.json"  # in the state directory
 LAYOUTS = "mig.yaml"  # beside config.toml
 
 
-def serve(state: str, seconds: int, relist: Callable[[], object]) -> None:
-    """Carry out a request that has no answer.
-
-    Args:
-        state: the state directory.
-        seconds: that NVML may take.
-        relist: lists the GPUs again.
-
-    Raises:
-        GpushimError: somebody else cuts GPUs all the time, or NVML cannot be used; it is tried again.
-    """
+def read_open(state: str) -> dict[str, Any]:
+    """Return the request that has no answer in a state directory; {} if there is none."""
     path = f"{state}/{NAME}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
-        return
+        return {}
     request = ensure.own(path)
-    if request.get("boot") != system.boot() or ensure.own(f"{state}/{ANSWER}").get("request") == request:
-        return
-    answer: dict[str, Any] = {"request": request, "problem": "", "gpus": {}}
-    with lock.held(f"{state}/{session.LOCK}"):
-        with session.opened(seconds) as (nvml, inventory):
-            try:
-                changes = _plan(nvml, inventory, request)
-            except GpushimError as error:
-                answer["problem"] = str(error)
-            else:
-                answer["gpus"] = {
-                    change.gpu["uuid"]: problem
-                    for change in changes
-                    if change.differs
-                    and (problem := _carry_out(nvml, inventory, change, request["free"])) is not None
-                }
-        if request["free"]:
-            relist()
-        replace(f"{state}/{ANSWER}", json.dumps(answer).encode(), 0o600)
-
-
-def _plan(nvml: Any, inventory: Snapshot, request: dict[str, Any]) -> list[cut.Change]:
-    """Return what the layout of a request changes.
-
-    Raises:
-        GpushimError: there is none, or it is not for this host.
-    """
-    entries = layout_file.read(f"{os.path.dirname(system.config_path())}/{LAYOUTS}", request["layout"])
-    changes = cut.plan(nvml, inventory, entries, cut.list_users(inventory)[0])
-    for change in changes:
-        if change.gpu["uuid"] in request["partitions"]:
-            raise GpushimError(f"{cut.call(change.gpu)} is cut on demand; name it in no layout")
-    return changes
-
-
-def _carry_out(nvml: Any, inventory: Snapshot, change: cut.Change, free: list[str]) -> str | None:
-    """Return why a GPU is not as its layout says; "" if it waits to be free, None if it is."""
-    if change.gpu["uuid"] not in free:
-        return ""
-    try:
-        cut.carry_out(nvml, inventory, change)
-    except cut.UsedError as error:
-        logger.warning("%s", error)
-        return ""
-    except GpushimError as error:
-        return str(error)  # which the agent tells
-    logger.info("%s is cut as the MIG layout says", cut.call(change.gpu))
-    return None
+    has_answer = ensure.own(f"{state}/{ANSWER}").get("request") == request
+    return request if request.get("boot") == system.boot() and not has_answer else {}

@@ -18,6 +18,7 @@ from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import earlier, ensure, failure, modules, nodes, nvml, renew, save, survey
 from gpushim.inventory.failure import deadline, say
+from gpushim.mig import cut_request
 from gpushim.oci.selection import SHOWN, unusable
 from gpushim.paths import trust
 from gpushim.refresh import plugin_requests, plugin_socket
@@ -122,8 +123,6 @@ def unattended(load: bool) -> Snapshot | None:
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
     """
-    from gpushim.mig import cut_request  # what a create waits for does without
-
     config, state = system.config_path(), system.state_dir()
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
@@ -140,7 +139,10 @@ def unattended(load: bool) -> Snapshot | None:
             return None
         if ensure.read(config, state) is not None:
             break
-    cut_request.serve(state, LONGEST, lambda: refresh(True, load=load, patient=True))
+    if request := cut_request.read_open(state):
+        from gpushim.mig import cut_answer  # most are asked for none
+
+        cut_answer.give(request, state, LONGEST, lambda: refresh(True, load=load, patient=True))
     return snapshot
 
 
