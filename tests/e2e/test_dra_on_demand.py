@@ -17,8 +17,9 @@ import grpc
 import pytest
 
 from e2e.boots import OTHER
-from e2e.dranode import Driver, becomes
+from e2e.dranode import PROGRAM, Driver, becomes
 from e2e.on_demand_node import Node, on_demand
+from e2e.plugins import environment
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,21 @@ def test_an_instance_is_made_for_a_claim_and_removed_with_it(node: Node) -> None
     assert node.prepare("a", name) == node.uuids(1)
     assert node.driver.unprepare("a") == {"a": ""}
     assert (node.instances(), node.names()) == ([], published)
+
+
+def test_check_lists_what_is_published(node: Node) -> None:
+    """A line for each profile of a GPU, with the claims that have one."""
+    name = node.name(0, "1g.5gb", 6)
+    node.prepare("a", name)
+    words = [str(PROGRAM), "--check", node.flag, f"--kubelet-dir={node.driver.folder}"]
+    done = subprocess.run(
+        words, env=environment(node.driver.env), capture_output=True, text=True, check=False, timeout=60
+    )
+    count = len(node.names())
+    assert f"gpu.nvidia.com: {count} of {count} can be given out" in done.stdout, done
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{name.rpartition('-')[0]}-*"))
+    assert "-*, placements: 7 " in row
+    assert "claim d/c-a (at 6)" in row
 
 
 def test_many_are_asked_for_at_once(node: Node) -> None:

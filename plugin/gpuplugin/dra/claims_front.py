@@ -12,11 +12,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
-from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra import partitions, spec, taints
 from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
-from gpuplugin.dra.partitions import SETS, is_unmade
+from gpuplugin.dra.partitions import is_unmade
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.dra.status import Now, Status
@@ -191,10 +191,9 @@ class ClaimsFront:
         with self._once("on-demand"):
             await self._on_demand.learn(snapshot, self._settings().values)
             is_known = True
-        record = self._file.read_known()
-        claims = record["claims"].values() if record else ()
-        made = {device["device"] for claim in claims for device in transitions.list_made(claim)}
-        devices, self._counters, lacks, sentence = self._on_demand.publish(snapshot, self._settings(), made)
+        devices, self._counters, lacks, sentence = self._on_demand.publish(
+            snapshot, self._settings(), transitions.list_made_names(self._file.read_known())
+        )
         self._offered, self._anew = [device for device in devices if device.uuid not in lacks], not is_known
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)
@@ -233,14 +232,7 @@ class ClaimsFront:
     def _slices(self) -> list[list[dict[str, Any]]]:
         if (taints_by_uuid := self._taints()) is None:
             return [[]]
-        uuids = {
-            device.name: device.body["attributes"]["parentUUID"]["string"] if is_unmade(device) else device.uuid
-            for device in self._offered
-        }
-        counters = [self._counters[start : start + SETS] for start in range(0, len(self._counters), SETS)]
-        return counters + offered.slices(
-            self._offered, {name: taints_by_uuid[uuid] for name, uuid in uuids.items() if uuid in taints_by_uuid}
-        )
+        return partitions.slices(self._offered, self._counters, taints_by_uuid)
 
     def _taints(self) -> dict[str, list[dict[str, str]]] | None:
         """Return taints by UUID; None while nothing can be given out."""

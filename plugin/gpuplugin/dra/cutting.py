@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import offered, spec
 from gpuplugin.dra.partition_child import CHECK, LIST, MAKE, REMOVE
-from gpuplugin.dra.partitions import Profile, divide, is_unmade, name_partition
+from gpuplugin.dra.partitions import Profile, divide, get_parent, is_unmade, name_partition
 from gpuplugin.processes import spawn
 from gpuplugin.record.transitions import list_made
 from gpuplugin.settings import resources
@@ -153,7 +153,7 @@ class OnDemand:
         """Return which partitions of a claim are not there, and the UUIDs of their GPUs."""
         devices = self._devices()
         return {
-            result.device: devices[result.device].body["attributes"]["parentUUID"]["string"]
+            result.device: get_parent(devices[result.device])
             for result in claim.results
             if result.device in devices and is_unmade(devices[result.device])
         }
@@ -250,7 +250,7 @@ def list_units(snapshot: Snapshot, devices: Iterable[Offered]) -> dict[str, reso
     """Return a node's GPUs and MIG instances by UUID, and partitions that are not there by what they have for one."""
     units = resources.units(snapshot)
     for device in filter(is_unmade, devices):
-        parent = units[device.body["attributes"]["parentUUID"]["string"]]
+        parent = units[get_parent(device)]
         units[device.uuid] = replace(parent, id=device.uuid, uuid=device.uuid)
     return units
 

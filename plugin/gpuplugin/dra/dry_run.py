@@ -1,15 +1,18 @@
 """What would be offered to claims and why, in lines for people (`gpushim-dra-driver --check`).
 
-Changes nothing but a snapshot that is out of date, as a create would, and asks no API server. Of health it knows what
-who watches it has written last.
+It is what the driver would publish, by the same functions. Changes nothing but a snapshot that is out of date, as a
+create would, and asks no API server. Of health it knows what who watches it has written last.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from gpuplugin.dra import node_state, offered, spec
+from gpuplugin.dra import node_state, offered, partitions, spec
+from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.record import transitions
 from gpuplugin.record.allocations_file import AllocationsFile, summarize
 from gpuplugin.settings import resources
@@ -21,8 +24,9 @@ from gpushim.engines.processes import ask
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from gpuplugin.dra.cutting import Published
     from gpuplugin.dra.offered import Offered
     from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
@@ -53,21 +57,20 @@ def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    devices, lacks, lack = spec.devices(snapshot, settings)
     record = _read_record()
-    problems, notes = _problems(devices, settings, snapshot, record)
+    published = _find_published(snapshot, settings, record)
+    problems, notes = _problems(published, settings, snapshot, record)
     _note([*node_state.excluded(settings, snapshot), *notes])
-    if not devices:
+    if not published.devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
     indices = {uuid: unit.index for uuid, unit in resources.units(snapshot).items()}
-    problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
-    _list(devices, indices, problems, _find_holders(record), lacks)
+    _list(published, indices, problems, _find_holders(record))
     show.say(summarize(AllocationsFile()))
     if path := find_rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(path), FAILED)
     _note([UNASKED] * (path is None))
-    if lack:
-        raise GpushimError(lack, FAILED)
+    if published.sentence:
+        raise GpushimError(published.sentence, FAILED)
     if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there
         Kubeconfig().look(str(settings.values["kubeconfig"]))
 
@@ -88,41 +91,79 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
         yield f"nobody listens at {socket}: no kubelet runs"
 
 
+def _find_published(snapshot: Snapshot, settings: Settings, record: Record | None) -> Published:
+    """Return what the driver would publish."""
+    on_demand = OnDemand(lambda: snapshot, dict)
+    try:
+        asyncio.run(on_demand.learn(snapshot, settings.values))
+    except GpushimError as error:
+        _note([f"what is cut on demand is not known: {error}"])
+    return on_demand.publish(snapshot, settings, transitions.list_made_names(record))
+
+
 def _problems(
-    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, record: Record | None
+    published: Published, settings: Settings, snapshot: Snapshot, record: Record | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return why devices have taints that keep them from claims, by UUID; and notes of what is unhealthy beside."""
+    """Return why devices cannot be given to claims, by name; and notes of what is unhealthy beside."""
     reasons, doubt = node_state.reasons(settings, snapshot)
     taints, sentences = node_state.tainted(settings, snapshot, reasons, record)
-    tainted = {uuid for uuid, row in taints.items() if any(taint["effect"] != offered.NONE for taint in row)}
-    mild = [device.uuid for device in devices if device.uuid in taints.keys() - tainted]
-    mild_notes = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {sentences[uuid]}" for uuid in mild]
-    pods = node_state.describe_pods(record)
-    problems = {
-        uuid: "; ".join(texts[uuid] for texts in (sentences, pods) if uuid in texts) or GIVEN for uuid in tainted
+    bodies = chain.from_iterable(partitions.slices(published.devices, [], taints))
+    tainted = {
+        body["name"] for body in bodies if any(taint["effect"] != offered.NONE for taint in body.get("taints", ()))
     }
-    return problems, [*filter(None, [doubt]), *mild_notes]
+    pods, problems, mild_notes = node_state.describe_pods(record), dict[str, str](), dict[str, str]()
+    for device in published.devices:
+        uuid = partitions.find_unit(device)
+        if device.uuid in published.lacks:
+            problems[device.name] = "the CDI spec does not have it"
+        elif device.name in tainted:
+            problems[device.name] = "; ".join(row[uuid] for row in (sentences, pods) if uuid in row) or GIVEN
+        elif uuid in taints:
+            mild_notes[uuid] = f"{uuid} can be given out, as taint-effect is {offered.NONE}: {sentences[uuid]}"
+    return problems, [*filter(None, [doubt]), *mild_notes.values()]
 
 
 def _list(
-    devices: Sequence[Offered],
-    indices: Mapping[str, str],
-    problems: Mapping[str, str],
-    holders: Mapping[str, str],
-    lacks: Collection[str],
+    published: Published, indices: Mapping[str, str], problems: Mapping[str, str], holders: Mapping[str, str]
 ) -> None:
-    slices = offered.slices([device for device in devices if device.uuid not in lacks], {})
-    well = [device for device in devices if device.uuid not in problems]
-    held_count = sum(device.uuid in holders for device in well)
+    devices = published.devices
+    present = [device for device in devices if device.uuid not in published.lacks]
+    slices = partitions.slices(present, published.counters, {})
+    by_name = {device.name: holders.get(device.uuid) or holders.get(device.name, "") for device in devices}
+    well = [device for device in devices if device.name not in problems]
+    held_count = sum(bool(by_name[device.name]) for device in well)
     clause = f"; {held_count} of these held" * bool(held_count)
     show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices{clause}")
     rows = []
-    for device in devices:
+    for group in _group(devices):
+        device, name = group[0], group[0].name
+        if partitions.is_partition(device):
+            name = f"{name.rpartition('-')[0]}-*, placements: {len(group)}"
         product, profile = (device.body["attributes"][key]["string"] for key in ("productName", "profile"))
-        cells = (texts.get(device.uuid, "") for texts in (holders, problems))
-        rows.append([device.name, indices.get(device.uuid, ""), product, profile, *cells])
+        index = indices.get(partitions.get_parent(device) if len(group) > 1 else partitions.find_unit(device), "")
+        rows.append([name, index, product, profile, *(_merge(group, texts) for texts in (by_name, problems))])
     show.table(COLUMNS, rows)
     show.say()
+
+
+def _group(devices: Sequence[Offered]) -> Iterable[list[Offered]]:
+    """Return devices by row: all partitions of one profile of a GPU are in one."""
+    groups: dict[str, list[Offered]] = {}
+    for device in devices:
+        key = device.name.rpartition("-")[0] if partitions.is_partition(device) else device.name
+        groups.setdefault(key, []).append(device)
+    return groups.values()
+
+
+def _merge(group: Sequence[Offered], texts: Mapping[str, str]) -> str:
+    """Return what is to be known of a row's devices; of some of several partitions with their first slices."""
+    starts: dict[str, list[str]] = {}
+    for device in group:
+        if text := texts.get(device.name):
+            starts.setdefault(text, []).append(device.name.rpartition("-")[2])
+    return "; ".join(
+        text + f" (at {', '.join(numbers)})" * (len(numbers) < len(group)) for text, numbers in starts.items()
+    )
 
 
 def _read_record() -> Record | None:
@@ -136,7 +177,7 @@ def _read_record() -> Record | None:
 
 
 def _find_holders(record: Record | None) -> dict[str, str]:
-    """Return who has devices, by UUID."""
+    """Return who has devices, by UUID, and by the names that claims have them by."""
     if record is None:
         return {}
     holders = {allocation["device"]: "device plugin" for _, _, allocation in transitions.list_allocations(record)}
@@ -144,6 +185,9 @@ def _find_holders(record: Record | None) -> dict[str, str]:
         is_ours = claim["driver"] == OWN_DRIVER
         name = f"claim {claim['namespace']}/{claim['name']}" if is_ours else transitions.describe(claim)
         for device in transitions.list_held(claim):
+            share = device.get("share")
+            holder = f"{name} ({share['memory']} of {share['of']} MiB)" if share else name
             former = holders.get(device["uuid"])
-            holders[device["uuid"]] = f"{former}, {name}" if former else name
+            holders[device["uuid"]] = f"{former}, {holder}" if former else holder
+            holders.setdefault(device["device"], holder)  # of a partition that has another UUID since a boot
     return holders

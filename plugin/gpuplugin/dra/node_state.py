@@ -124,7 +124,8 @@ def tainted(
         reasons: why devices are unhealthy, by UUID.
         record: who has what.
     """
-    unfinished, sentences = _owed(), dict[str, list[str]]()
+    unfinished = {**(transitions.find_lost_claims(record) if record else {}), **_owed()}
+    sentences: dict[str, list[str]] = {}
     for texts in (reason.texts(reasons, snapshot), taints.problems(snapshot), unfinished):
         for uuid, text in texts.items():
             row = sentences.setdefault(uuid, [])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.dra import offered
 from gpuplugin.dra.offered import COUNTED, GPU, MIG, Offered
 
 if TYPE_CHECKING:
@@ -72,9 +73,40 @@ def name_partition(gpu: str, profile: str, start: int) -> str:
     return f"{MIG}-{gpu.removeprefix(f'{GPU}-')}-{label}-{start}"
 
 
+def is_partition(device: Offered) -> bool:
+    """Return whether a device is made for a claim, and removed with it."""
+    return "consumesCounters" in device.body
+
+
 def is_unmade(device: Offered) -> bool:
     """Return whether a device is a partition that is not there: it has a name in the place of a UUID."""
-    return "consumesCounters" in device.body and device.uuid.lower() == device.name
+    return is_partition(device) and device.uuid.lower() == device.name
+
+
+def slices(
+    devices: Sequence[Offered], counters: Sequence[dict[str, Any]], taints: Mapping[str, Sequence[dict[str, Any]]]
+) -> list[list[dict[str, Any]]]:
+    """Return all that a node publishes, as `offered.slices`, with sets of counters before the devices.
+
+    Args:
+        devices: in their order.
+        counters: sets of them, of GPUs that are cut on demand.
+        taints: by UUID; a partition that is not there has its GPU's.
+    """
+    uuids = {device.name: find_unit(device) for device in devices}
+    return [[*counters[start : start + SETS]] for start in range(0, len(counters), SETS)] + offered.slices(
+        devices, {name: taints[uuid] for name, uuid in uuids.items() if uuid in taints}
+    )
+
+
+def find_unit(device: Offered) -> str:
+    """Return the UUID of what there is of a device: a partition that is not there has its GPU."""
+    return get_parent(device) if is_unmade(device) else device.uuid
+
+
+def get_parent(device: Offered) -> str:
+    """Return the UUID of the GPU that a device is or is a part of."""
+    return str(device.body["attributes"]["parentUUID"]["string"])
 
 
 def _ordered(profiles: Sequence[Profile]) -> Iterator[tuple[Profile, tuple[int, int]]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra.offered import CLASSES, of_class
+from gpuplugin.dra.partitions import get_parent
 from gpuplugin.dra.spec import RIVAL
 from gpuplugin.health import reason
 from gpuplugin.metrics.exposition import FrontState
@@ -180,9 +181,14 @@ def _unhealthy(moment: Now) -> Iterator[dict[str, Any]]:
         if (reasons := moment.reasons.get(device.uuid))
     ]
     for device, reasons, cure in sorted(rows, key=lambda row: reason.CURES.index(row[2])):
-        gpu = device.body["attributes"]["parentUUID"]["string"]
         until = reasons[-1].until if cure == "wait" else ""
-        yield {"uuid": device.uuid, "gpu": gpu, "why": moment.why.get(device.uuid, ""), "cure": cure, "until": until}
+        yield {
+            "uuid": device.uuid,
+            "gpu": get_parent(device),
+            "why": moment.why.get(device.uuid, ""),
+            "cure": cure,
+            "until": until,
+        }
 
 
 def _devices(moment: Now) -> list[tuple[str, None, list[Device]]]:

@@ -65,6 +65,12 @@ def list_made(claim: Claim) -> list[ClaimDevice]:
     ]
 
 
+def list_made_names(record: Record | None) -> frozenset[str]:
+    """Return the names of the devices that were, or are being, made for claims in this boot."""
+    claims = record["claims"].values() if record else ()
+    return frozenset(device["device"] for claim in claims for device in list_made(claim))
+
+
 def claims_by_uuid(record: Record) -> dict[str, str]:
     """Return the names of claims by UUID of what they have."""
     return {device["uuid"]: describe(claim) for claim in record["claims"].values() for device in list_held(claim)}

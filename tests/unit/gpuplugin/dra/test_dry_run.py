@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import fragments
 
 from gpuplugin.dra import dry_run
+from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.health.health import Health
+from gpuplugin.record.record_form import LOST
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.containers.kubelet import PODS_SOCKET
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from unit.gpuplugin.record import rows
-from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpushim.doctor.nodes import bound
 
 HOST = snapshot([gpu(0), gpu(1), gpu(2)])
@@ -55,6 +58,41 @@ def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: 
     assert "2 of 3 can be given out" in said
     lines = [line for line in said.splitlines() if "has not ended yet" in line]
     assert [line.split()[0] for line in lines] == [uuid(1).lower()]
+
+
+def test_partitions_on_demand_have_a_line_for_each_profile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver would publish them: what overlaps a stranger's instance is not there."""
+    host = snapshot([gpu(0, mig=True)], [mig(0, 0), mig(0, 3)])
+
+    async def learn(node: OnDemand, *_: object) -> None:
+        node._profiles = {uuid(0): fragments.profiles_of("A100-40")}
+
+    monkeypatch.setattr(OnDemand, "learn", learn)
+    monkeypatch.setattr(node_snapshot, "current", lambda: host)
+    top = f"mig-{uuid(0).lower().removeprefix('gpu-')}-1g-5gb"
+    part: Any = {**rows.claim_device(host["mig"][1]["uuid"], uuid(0)), "device": f"{top}-3"}
+    rows.save(rows.record(claims={"u": rows.claim(part, name="ours")}, boot=system.boot()))
+    lines = said(capsys, on_demand=["0"]).splitlines()
+    (row,) = (line for line in lines if line.startswith(f"{top}-*, placements: 6 "))
+    assert "claim d/ours (at 3)" in row
+    patterns = [line.partition(",")[0] for line in lines if "-*, placements: " in line]
+    assert len(patterns) == len({*patterns}) < 8
+    assert any(line.startswith(host["mig"][0]["uuid"].lower()) for line in lines)
+    assert not any("nothing is offered" in line for line in lines)
+
+
+def test_who_has_parts_and_what_a_lost_claim_had(capsys: pytest.CaptureFixture[str]) -> None:
+    share: Any = {"id": "s", "memory": 10240, "of": 40960, "limited": True, "threads": 100, "group": ""}
+    part: Any = {**rows.claim_device(uuid(0)), "share": share}
+    lost = rows.claim(rows.claim_device(uuid(1)), name="gone", state=LOST)
+    claims = {"u": rows.claim(part, name="a"), "v": rows.claim(part, name="b"), "w": lost}
+    rows.save(rows.record(claims=claims, boot=system.boot()))
+    text = said(capsys)
+    assert "claim d/a (10240 of 40960 MiB), claim d/b (10240 of 40960 MiB)" in text
+    assert "2 of 3 can be given out" in text
+    assert [line for line in text.splitlines() if line.startswith(uuid(1).lower()) and "has not ended yet" in line]
 
 
 def test_another_driver_is_named() -> None:
