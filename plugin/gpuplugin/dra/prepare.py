@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import taints
+from gpuplugin.dra.adopted import learn_parts
 from gpuplugin.dra.claim import allocated, describe_devices, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.cutting import POLL, list_units
@@ -209,6 +210,8 @@ class Claims:
             self._write_grant(claim, row)
         except GpushimError:
             await self._watch.reconcile()
+            uuids = {device["uuid"] for device in devices if "share" in device}
+            await learn_parts(self._file, self._watch.state.claims, uuids, self._describe_allocated)
             self._write_grant(claim, row)
 
     def _write_grant(self, claim: Claim, row: record_form.Claim) -> None:
@@ -361,6 +364,16 @@ class Claims:
         """
         request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
         return await asyncio.wait_for(self._link.claim(request), SOON)
+
+    async def _describe_allocated(self, uid: str, claim: record_form.Claim) -> list[record_form.ClaimDevice]:
+        """Return what a recorded claim has of what this node has now, by the API server; raise as `_fetch`."""
+        body, offer = await self._fetch(uid, claim), self._offer()
+        if body is None:
+            return []
+        request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
+        allocation = allocated(request, body, self._node)
+        present = tuple(result for result in allocation.results if result.device in offer.devices)
+        return _describe(allocation._replace(results=present), offer)
 
     async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
         """Lose what no pod has if the claim is gone, or has nothing here any more: names come again.

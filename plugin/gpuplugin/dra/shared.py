@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import memory_limits
 from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
+from gpuplugin.record.transitions import is_own
 from gpushim.cdi import versions
 from gpushim.cdi.generate import output
 from gpushim.ground import system
@@ -171,7 +172,11 @@ class Sharing:
             {match[1] for match in map(_FILE.fullmatch, names) if match},
             of_claims.claims_by_group(state),
         )
-        claims = {uid: row for uid, row in of_claims.recorded().items() if row["sharing"] or _parts(row["devices"])}
+        claims = {
+            uid: row
+            for uid, row in of_claims.recorded().items()
+            if is_own(uid, row) and (row["sharing"] or _parts(row["devices"]))
+        }
         groups_by_uid = {uid: of_claims.groups_of(row) for uid, row in claims.items()}
         known_names = {group.name for groups in groups_by_uid.values() for group in groups}
         over = [name for name, uid in groups_left.items() if name not in known_names and groups_by_uid.get(uid) != []]

@@ -16,9 +16,11 @@ from gpuplugin.dra import offered, shared, spec
 from gpuplugin.dra.claim import allocated, is_here
 from gpuplugin.dra.offered import Parts
 from gpuplugin.record import grants, record_form, transitions
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.settings import settings, sharing
 from gpushim.cdi.generate import output, publish
-from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.containers import kubelet
+from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.dra.claimed_node import NODE, Node
 from unit.gpuplugin.dra.claimed_node import node as node
@@ -261,6 +263,28 @@ def test_a_lost_part_taints_nothing_of_others(parted: Node) -> None:
     parted.driver._lose([IDS[0]])
     assert transitions.find_lost_claims(parted.record) == {}
     assert "its claims would have" in take(parted, 1, "40Gi")
+
+
+@pytest.mark.parametrize(("uid", "has_part"), [(IDS[0], True), ("", False)])
+def test_claims_with_parts_do_not_block_one_another_after_their_record_was_lost(
+    parted: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: str, has_part: bool
+) -> None:
+    """kubelet knows whose GPU it is, and the API server which part; of a claim with an unknown uid it is all."""
+    take(parted, 0)
+    Path(parted.file.path).unlink()
+    vars(parted.file).update(vars(AllocationsFile()))  # as another process has it
+    names = (f"nvidia.com/gpu={uuid(0)}",)
+    entry = Claim("d", IDS[0], OWN_DRIVER, NODE, "gpu-0", names, uids=frozenset({"p"}), uid=uid)
+    monkeypatch.setattr(kubelet, "claims", lambda _: [entry])
+    monkeypatch.setattr(kubelet, "claim_uids", lambda _: frozenset({uid}))
+    answer = take(parted, 1)
+    assert (not isinstance(answer, str)) == has_part, answer
+    (adopted,) = (row for row in parted.record["claims"].values() if row["name"] == IDS[0])
+    assert [row.get("share", {}).get("memory") for row in adopted["devices"]] == [16384 if has_part else None]
+    assert isinstance(take(parted, 2, "40Gi"), str)
+    asyncio.run(parted.driver._sharing.look())
+    assert specs(tmp_path).keys() == {f"gpushim/claim=share-{IDS[1]}"} & {f"gpushim/claim=share-{IDS[has_part]}"}
+    assert take(parted, 0)["share_id"]  # it is its own
 
 
 def test_a_claim_with_all_of_it_has_no_limit_and_nobody_beside_it(parted: Node, tmp_path: Path) -> None:
