@@ -227,7 +227,7 @@ class ClaimsFront:
 
     def _find_lost(self) -> dict[str, str]:
         record = self._file.read_known()
-        return transitions.find_lost_claims(record) if record else {}
+        return transitions.find_lost_claims(record, self._claims.warned) if record else {}
 
     def _slices(self) -> list[list[dict[str, Any]]]:
         if (taints_by_uuid := self._taints()) is None:

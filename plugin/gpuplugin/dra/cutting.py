@@ -167,7 +167,8 @@ class OnDemand:
         clock, problems = system.clock(), dict[str, str]()
         for (uid, _), error in zip(rows, errors):
             if error:
-                problems[uid] = f"claim {claims[uid]['namespace']}/{claims[uid]['name']}: {error}"
+                name = f"{claims[uid]['namespace']}/{claims[uid]['name']}"
+                problems[uid] = f"claim {name}: {error}; that is tried again: gpushim ps lists who uses it"
         removed = {uid for uid, _ in rows} - problems.keys()
         if removed and not await self._wait(lambda: self._looked() > clock, time.monotonic() + SOON):
             problems.update(dict.fromkeys(removed, UNSEEN))

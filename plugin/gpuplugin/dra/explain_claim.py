@@ -93,6 +93,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
         if (row["namespace"], row["name"]) == (namespace, name) and transitions.is_own(uid, row)
     }
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
+    notes += filter(None, (node_state.describe_loss(node, uid, row) for uid, row in rows.items()))
     if refusal := node_state.refusal(node, namespace, name):
         notes.append(f"its driver refuses it: {refusal}")
     if not rows and not listed:

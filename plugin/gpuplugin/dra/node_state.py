@@ -18,6 +18,7 @@ from gpuplugin.mps import mps, of_claims
 from gpuplugin.processes import instances
 from gpuplugin.record import allocations_file, transitions
 from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.record_form import LOST
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.containers.kubelet import Claim
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record import record_form
     from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
@@ -190,6 +192,21 @@ def refusal(node: NodeState, namespace: str, name: str) -> str:
         if isinstance(row, dict) and (row.get("namespace"), row.get("name")) == (namespace, name):
             return visible(str(row.get("why")))
     return ""
+
+
+def describe_loss(node: NodeState, uid: str, claim: record_form.Claim) -> str:
+    """Return why what a claim had that is over is not free, by the driver that runs; "" if not so.
+
+    Args:
+        node: what counts here.
+        uid: of the claim.
+        claim: as the record has it.
+    """
+    if claim["state"] != LOST:
+        return ""
+    sentences = node.status.get("lost")
+    sentence = sentences.get(uid) if isinstance(sentences, dict) else None
+    return visible(sentence) if isinstance(sentence, str) else transitions.describe_ending(claim)
 
 
 def listed() -> list[Claim] | None:

@@ -84,6 +84,9 @@ class Claims:
         offer: returns what this node has now.
         sharing: what containers of claims share.
         on_demand: what is made for claims.
+
+    Attributes:
+        warned: why what lost claims have is not free yet, sentences by uid.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Claims:
         # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
         self._pods: dict[str, tuple[frozenset[str], float]] = {}
         self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
-        self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
+        self.warned: dict[str, str] = {}
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
         self._removing: set[str] = set()  # uids whose partitions are being removed
 
@@ -291,9 +294,9 @@ class Claims:
         }
 
     def _warn(self, uid: str, sentence: str) -> None:
-        if self._warned.get(uid) != sentence:
+        if self.warned.get(uid) != sentence:
             logger.warning("%s", sentence)
-        self._warned[uid] = sentence
+        self.warned[uid] = sentence
 
     async def keep(self) -> None:
         """Release, as long as the driver runs, what claims have no more; keep what they share.
@@ -311,7 +314,7 @@ class Claims:
         await self._watch.reconcile()
         state, claims, clock = self._watch.state, self._file.read_current()["claims"], time.monotonic()
         self._prepared &= claims.keys()
-        self._warned = {uid: sentence for uid, sentence in self._warned.items() if uid in claims}
+        self.warned = {uid: sentence for uid, sentence in self.warned.items() if uid in claims}
         self._asked = {uid: asked_at for uid, asked_at in self._asked.items() if uid in claims}
         if state.holders is None:
             return

@@ -156,6 +156,7 @@ class Status:
             "devices": len(moment.offered),
             "unhealthy": [*_unhealthy(moment)],
             "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < RECENT],
+            "lost": self._claims.warned,
             "publishes": moment.slices is not None,
             "published": published,
         }

@@ -109,14 +109,18 @@ def find_lost(record: Record) -> dict[str, dict[str, str]]:
     return sentences
 
 
-def find_lost_claims(record: Record) -> dict[str, str]:
+def find_lost_claims(record: Record, reasons: Mapping[str, str] = {}) -> dict[str, str]:
     """Return why what lost claims have is not free yet, by UUID; the scheduler may know nothing of them.
 
     A part of a device that others share is counted in the record, and taints nothing.
+
+    Args:
+        record: of this boot.
+        reasons: by uid of the claim, where they are known.
     """
     return {
-        device["uuid"]: describe_ending(claim)
-        for claim in record["claims"].values()
+        device["uuid"]: reasons.get(uid) or describe_ending(claim)
+        for uid, claim in record["claims"].items()
         if claim["state"] == LOST
         for device in list_held(claim)
         if "share" not in device

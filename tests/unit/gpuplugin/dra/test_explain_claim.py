@@ -14,6 +14,7 @@ from gpuplugin.dra import explain_claim
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpuplugin.record import transitions
+from gpuplugin.record.record_form import LOST
 from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
@@ -47,6 +48,22 @@ def test_what_a_claim_has(tmp_path: Path) -> None:
     assert device.pop("since")[:2] == "20"
     cdi = f"nvidia.com/gpu={uuid(0)}"
     assert [*device.values()] == ["r", uuid(0).lower(), "0", cdi, "", "healthy"]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"lost": {"u": "NVML refuses: In use"}}, "NVML refuses: In use"),
+        *((status, "which kubelet no longer knows") for status in ({}, {"lost": 5}, {"lost": {"u": 5}})),
+    ],
+)
+def test_why_what_a_lost_claim_had_is_not_free(tmp_path: Path, status: Any, words: str) -> None:
+    """Also of a part of a GPU, which taints nothing: by the driver, and where that does not say by the record."""
+    share: Any = {"id": "s", "memory": 10240, "of": 40960, "limited": True, "threads": 100, "group": ""}
+    record = rows.record(claims={"u": rows.claim({**ROW, "share": share}, state=LOST)})  # type: ignore[typeddict-item]
+    others = report(tmp_path, ROW, status=status)["notes"]
+    (note,) = (note for note in report(tmp_path, ROW, record=record, status=status)["notes"] if note not in others)
+    assert words in note
 
 
 @pytest.mark.parametrize(

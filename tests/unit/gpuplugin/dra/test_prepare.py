@@ -108,6 +108,7 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
         assert node.recorded == ["a"]
         assert node.driver.is_owed("a")
         assert [*find_lost_claims(node.record)] == [uuid(0)]
+        assert find_lost_claims(node.record, node.driver.warned | {"b": "no"}) == {uuid(0): node.driver.warned["a"]}
         assert "claim d/a has it" in await node.prepare("b")
         node.running = set()
         await node.later(moments.EACH)

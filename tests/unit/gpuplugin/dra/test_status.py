@@ -27,7 +27,7 @@ def refusals(*asked: tuple[dict[str, str], Any]) -> dict[str, str]:
     link: Any = SimpleNamespace(published={})
 
     async def story() -> dict[str, str]:
-        claims: Any = SimpleNamespace(prepare=prepare)
+        claims: Any = SimpleNamespace(prepare=prepare, warned={})
         one = Status(lambda: now, claims, None, link, None)  # type: ignore[arg-type]
         one.driver = SimpleNamespace(registered=True, refused="")  # type: ignore[assignment]
         for claim, _ in asked:
