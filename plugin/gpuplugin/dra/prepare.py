@@ -127,7 +127,7 @@ class Claims:
                 logger.info("claim %s: %s", name, sentence)
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
-            uuids = _uuids(claim, offer)
+            uuids = self._find_uuids(claim, offer)
             shared = groups(claim, uuids)
             devices = _describe(claim, offer)
             self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
@@ -151,6 +151,32 @@ class Claims:
             for result, more_names in zip(claim.results, names(devices, shared))
         ]
 
+    def _find_uuids(self, claim: Claim, offer: Offer) -> dict[str, str]:
+        """Return the UUIDs of a claim's devices by their names.
+
+        Raises:
+            GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is
+                unhealthy and the claim does not tolerate that.
+        """
+        missing = next((result.device for result in claim.results if result.device not in offer.devices), "")
+        if missing:
+            raise GpushimError(f"this node no longer has {quote(missing)}, of claim {claim}", REQUEST)
+        uuids = {result.device: offer.devices[result.device].uuid for result in claim.results}
+        problems = taints.problems(offer.snapshot) if offer.snapshot else {}
+        for name, uuid in uuids.items():
+            if problem := problems.get(uuid):
+                raise GpushimError(f"{name} of claim {claim} cannot be used: {problem}", INVENTORY)
+        before = self._file.read_current()["claims"].get(claim.uid)
+        held = {device["uuid"] for device in transitions.list_held(before)} if before else set()
+        for result in claim.results:
+            uuid = uuids[result.device]
+            sick = taints.untolerated(result.tolerations, offer.sick.get(uuid, ()), uuid in held)
+            if not result.admin and sick:
+                raise GpushimError(
+                    f"{result.device} of claim {claim} is unhealthy: {offer.sentences.get(uuid, '')}", INVENTORY
+                )
+        return uuids
+
     async def _make(self, claim: Claim, deadline: float) -> None:
         """Have the partitions of a claim made, which the record has before.
 
@@ -167,7 +193,7 @@ class Claims:
         before = self._file.read_current()["claims"].get(claim.uid)
         if not before or not transitions.list_made(before):
             await self._on_demand.check(claim)
-        _uuids(claim, offer)
+        self._find_uuids(claim, offer)
         await self._grant(claim, _describe(claim, offer), ())
         try:
             await self._on_demand.make(claim, deadline)
@@ -411,27 +437,3 @@ def _set_pods(pods: list[str], claim: record_form.Claim) -> record_form.Claim:
 def _describe(claim: Claim, offer: Offer) -> list[record_form.ClaimDevice]:
     units = list_units(offer.snapshot, offer.devices.values()) if offer.snapshot else {}
     return describe_devices(claim, offer.devices, units)
-
-
-def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
-    """Return the UUIDs of a claim's devices by their names.
-
-    Raises:
-        GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is unhealthy
-            and the claim does not tolerate that.
-    """
-    missing = next((result.device for result in claim.results if result.device not in offer.devices), "")
-    if missing:
-        raise GpushimError(f"this node no longer has {quote(missing)}, of claim {claim}", REQUEST)
-    uuids = {result.device: offer.devices[result.device].uuid for result in claim.results}
-    sick = taints.problems(offer.snapshot) if offer.snapshot else {}
-    for name, uuid in uuids.items():
-        if problem := sick.get(uuid):
-            raise GpushimError(f"{name} of claim {claim} cannot be used: {problem}", INVENTORY)
-    for result in claim.results:
-        uuid = uuids[result.device]
-        if not result.admin and taints.untolerated(result.tolerations, offer.sick.get(uuid, ())):
-            raise GpushimError(
-                f"{result.device} of claim {claim} is unhealthy: {offer.sentences.get(uuid, '')}", INVENTORY
-            )
-    return uuids

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
+LAYOUT = f"{OWN_DRIVER}/layout"
 HEALTH = "is unhealthy", "is healthy again"
 LENGTH = 1024  # bytes of a message, of which kubelet reads so many
 TIMEOUT = 60  # seconds after which a device of which nothing is heard is Unknown; dra.REPEAT three times
@@ -69,20 +70,21 @@ def _taint(kind: str, value: str, effect: str) -> dict[str, str]:
 
 
 def untolerated(
-    tolerations: Sequence[Mapping[str, Any]], taints: Sequence[Mapping[str, str]]
+    tolerations: Sequence[Mapping[str, Any]], taints: Sequence[Mapping[str, str]], is_held: bool = False
 ) -> list[Mapping[str, str]]:
     """Return the taints that keep a device from a claim.
 
     Args:
         tolerations: of its allocation, as the API server has accepted them.
-        taints: of the device.
+        taints: of the device. That it waits to be cut nobody can tolerate, for it may be cut at any moment.
+        is_held: the claim has it already, so that it is not cut.
     """
-    return [
-        taint
-        for taint in taints
-        if taint["effect"] in (NO_SCHEDULE, NO_EXECUTE)
-        and not any(_tolerates(toleration, taint) for toleration in tolerations)
-    ]
+    return [taint for taint in taints if (not is_held if taint["key"] == LAYOUT else _keeps_away(taint, tolerations))]
+
+
+def _keeps_away(taint: Mapping[str, str], tolerations: Sequence[Mapping[str, Any]]) -> bool:
+    is_strong = taint["effect"] in (NO_SCHEDULE, NO_EXECUTE)
+    return is_strong and not any(_tolerates(toleration, taint) for toleration in tolerations)
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:

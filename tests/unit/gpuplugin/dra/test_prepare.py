@@ -348,6 +348,18 @@ def test_what_became_sick_since_its_allocation_is_refused_as_the_device_plugin_r
     assert isinstance(asyncio.run(node.prepare("b")), list)
 
 
+def test_what_waits_to_be_cut_is_nobodys_whatever_it_tolerates_but_its_own(node: Node) -> None:
+    node.claims["a"], node.claims["b"] = ("gpu-0",), ("gpu-1",)
+    assert isinstance(asyncio.run(node.prepare("b")), list)
+    taint = {"key": f"{OWN_DRIVER}/layout", "effect": "NoSchedule"}
+    sick = {uuid(index): [taint] for index in (0, 1)}
+    node.offer = node.offer._replace(sick=sick, sentences={uuid(0): "it waits"})
+    node.more = {"tolerations": [{"operator": "Exists"}]}
+    assert asyncio.run(node.prepare("a")) == "gpu-0 of claim d/a is unhealthy: it waits"
+    node.more = {}
+    assert isinstance(asyncio.run(node.prepare("b")), list)  # as after a boot
+
+
 def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         node.claims["a"] = ("gpu-0",)
