@@ -152,15 +152,3 @@ def pid() -> Iterator[int]:
     """A process that stands for a container's first, in a mount namespace of its own."""
     with container() as made:
         yield made
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_nvml_here() -> Iterator[None]:
-    """Let a module fail that loads NVML in this process: it stays, and later tests' children would ask this one."""
-    before = _has_nvml()
-    yield
-    assert _has_nvml() == before, "NVML was loaded in this process; forked() does it in a child"
-
-
-def _has_nvml() -> bool:
-    return "libnvidia-ml.so" in Path("/proc/self/maps").read_text()

@@ -19,7 +19,8 @@ from fakehost import tree
 PLACES = [("restore", "runc"), ("restore-sid", "runc"), ("restore-sid", "crun")]
 # The arguments: a tree for containers, the directory of tests.
 SETUP = """
-for file in /usr/lib/gpushim/*/gpushim/decision/plan.py /usr/lib/gpushim/*/gpuhook/inject/cover.py; do
+for file in /usr/lib/gpushim/*/gpushim/decision/hook_entry.py /usr/lib/gpushim/*/gpuhook/inject/cover.py; do
+    grep -q /proc/driver/nvidia/params $file
     sed -i s,/proc/driver/nvidia/params,/proc/version, $file
 done
 python3 -m compileall -q /usr/lib/gpushim

@@ -51,3 +51,15 @@ def written(layers: Path) -> list[tuple[str, int, int]]:
             status = path.lstat()
             found.append((str(path.relative_to(layers)), status.st_ino, status.st_mtime_ns))
     return sorted(found)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_nvml_here() -> Iterator[None]:
+    """Let a module fail that loads NVML in this process: it stays, and later tests' children would ask this one."""
+    before = _has_nvml()
+    yield
+    assert _has_nvml() == before, "NVML was loaded in this process; forked() does it in a child"
+
+
+def _has_nvml() -> bool:
+    return "libnvidia-ml.so" in Path("/proc/self/maps").read_text()
