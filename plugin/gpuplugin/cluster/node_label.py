@@ -92,4 +92,4 @@ class NodeLabel:
         except OSError as error:
             raise GpushimError(f"{self._path} cannot be written: {error.strerror}", FAILED) from None
         self._written, self._wrong = name, None
-        logger.info("the label %s is %s", label, f'"{name}"' if name else "not there: the default counts")
+        logger.info("the label %s is %s", label, f'"{name}"' if name else "not there")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.health.reason import Reason
 from gpuplugin.record import transitions
 from gpuplugin.settings import resources
+from gpuplugin.settings.profiles import read_choice
 from gpuplugin.snapshot import node_requests
-from gpushim.config import policy
-from gpushim.ground import bounds, system
-from gpushim.ground.errors import CONFIG, GpushimError
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.mig import cut_request
@@ -33,32 +33,13 @@ if TYPE_CHECKING:
 AGAIN = 10.0  # seconds until a request is repeated that has no answer, or that found a GPU in use
 SETTLED = 2.0  # seconds after which what was answered to kubelet before a GPU was unhealthy is in the record
 PENDING, SUCCESS, FAILURE = "pending", "success", "failed"  # as NVIDIA's mig-manager has them
-KIND = "layout"  # of the reason
-
-
-def read_name(path: str) -> str:
-    """Return the word that a file has, or "" if there is none.
-
-    Raises:
-        GpushimError: it cannot be read or trusted, or has more.
-    """
-    if not path:
-        return ""
-    try:
-        words = policy.trusted(path, "name of a MIG layout", mounted=True).decode(errors="replace").split()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
-    if len(words) > 1 or len("".join(words)) > bounds.PLUGIN_PROFILE:
-        raise GpushimError(f"{path} is not one word; write the name of a MIG layout, or nothing", CONFIG)
-    return "".join(words)
+KIND, NOUN = "layout", "MIG layout"  # of the reason; for sentences
 
 
 def tell_state(path: str) -> str:
     """Return how far the layout is that a file names; "" for none."""
     try:
-        subject = _describe(read_name(path))
+        subject = _describe(read_choice(path, NOUN))
     except GpushimError:
         return FAILURE
     if not subject["layout"]:
@@ -91,7 +72,7 @@ class MigLayout:
             snapshot: of the host's inventory.
         """
         try:
-            name, problem = read_name(values["mig-layout-file"]), ""
+            name, problem = read_choice(values["mig-layout-file"], NOUN), ""
         except GpushimError as error:
             name, problem = "", str(error)
         subject = _describe(name) if name else {}

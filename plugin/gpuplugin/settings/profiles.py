@@ -47,7 +47,7 @@ def read(path: str, chooser: str, begins: bool = False) -> Part:
     Raises:
         GpushimError: a file cannot be read or trusted, or no profile of NVIDIA's file is meant.
     """
-    chosen = _read_choice(chooser)
+    chosen = read_choice(chooser)
     file = plugin_settings.parse(_read_trusted(path, "configuration of a device plugin"), path) if path else {}
     profiles, notes = _profiles(file, path), []
     default = _check_name(file.get("default"), f"{path}: default", profiles, path)
@@ -70,18 +70,22 @@ def read(path: str, chooser: str, begins: bool = False) -> Part:
     return Part(profiles[name], f"{path}, profile {name}", name, notes)
 
 
-def _read_choice(path: str) -> str:
-    """Return the name that the profile file has, or "" if there is none."""
+def read_choice(path: str, noun: str = "profile of config-file") -> str:
+    """Return the name that a file has, as the profile file; "" if there is none.
+
+    Raises:
+        GpushimError: it cannot be read or trusted, or has more.
+    """
     if not path:
         return ""
     try:
-        words = policy.trusted(path, "name of a profile", mounted=True).decode(errors="replace").split()
+        words = policy.trusted(path, f"name of a {noun}", mounted=True).decode(errors="replace").split()
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
     if len(words) > 1 or len("".join(words)) > bounds.PLUGIN_PROFILE:
-        raise GpushimError(f"{path} is not one word; write the name of a profile of config-file, or nothing", CONFIG)
+        raise GpushimError(f"{path} is not one word; write the name of a {noun}, or nothing", CONFIG)
     return "".join(words)
 
 

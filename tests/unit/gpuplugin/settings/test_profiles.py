@@ -132,7 +132,7 @@ def test_a_profile_file_of_others_is_refused(read: Any, tmp_path: Path, mode: in
 
 
 READ_ONLY = 'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"; exec "$2" -c "$3" "$1"'
-TELL = "import sys; from gpuplugin.settings import profiles; print(profiles._read_choice(sys.argv[1] + '/profile'))"
+TELL = "import sys; from gpuplugin.settings import profiles; print(profiles.read_choice(sys.argv[1] + '/profile'))"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
