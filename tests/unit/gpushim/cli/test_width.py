@@ -128,8 +128,7 @@ def test_a_refresh_says_each_thing_once_and_as_text(machine: Machine) -> None:
     spec = Path(every.spec(machine))
     spec.with_name("other.json").write_text(spec.read_text())
     ((code, out, _),) = every.run(machine, "80", [["refresh"]])
-    *lines, summary = out.splitlines()
-    (warning,) = [line for line in lines if "WARNING" in line]  # a busy machine says what it waits for, too
+    warning, summary = (line for line in out.splitlines() if line != "listing the GPUs ...")  # where it is slow
     assert warning.startswith(
         f"gpushim: WARNING: {spec} is removed: {spec.with_name('other.json')} has nvidia.com/gpu="
     )
