@@ -283,15 +283,19 @@ class Client:
         return "".join(written)
 
     def remove_pod(self, pod: str) -> None:
-        """Stop and remove a pod with all its containers."""
+        """Stop and remove a pod with all its containers.
+
+        Again where that is refused, as the kubelet does: the shim of a process that ends just then may not answer
+        (ttrpc: closed), and its end may not be noted yet ("container is still running").
+        """
         end = time.monotonic() + STOP_SECONDS
-        while True:  # as the kubelet does: a shim whose process ends just then may not answer (ttrpc: closed)
+        while True:
             try:
                 self._call("StopPodSandbox", M["Name"](id=pod), "Empty")
+                self._call("RemovePodSandbox", M["Name"](id=pod), "Empty")
                 break
             except RefusedError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.2)
-        self._call("RemovePodSandbox", M["Name"](id=pod), "Empty")
         self._pods.pop(pod, None)

@@ -253,7 +253,7 @@ def _refused(answer: http.client.HTTPResponse) -> ApiError:
         status = None
     message = visible(str(member(status, "message") or answer.reason)[:MESSAGE])
     about = member(member(status, "details"), "name")
-    code = 404 if UNRELATED in message else answer.status
+    code = 404 if answer.status == 403 and UNRELATED in message else answer.status
     return ApiError(f"the API server answers {answer.status}: {message}", code, str(about or ""))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.health import causes, reason
 from gpuplugin.health.causes import Cause, EndedEvents, GpuRecord
 from gpuplugin.health.reason import Reason
+from gpuplugin.processes.child import STARTING
 from gpuplugin.settings import xids
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Snapshot
 
-GRACE = 10.0  # seconds that no GPU may be watched, as while a child starts again
+GRACE = STARTING + 5.0  # seconds that no GPU may be watched; a child that starts has its time, with pauses between
 SAVES = 0.25  # seconds between two writes of the file
 LOCK, LOCKED = "health.lock", 0.5  # beside it; seconds that another instance may take
 

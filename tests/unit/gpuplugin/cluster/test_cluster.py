@@ -118,6 +118,7 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
             "answers 403: x{700} no relation",
             404,
         ),
+        ((422, {"message": f"{cluster.UNRELATED}'n'"}), "the API server answers 422: no relation", 422),
         ((422, {"message": "x" * 200 + " why"}), "the API server answers 422: x{200} why$", 422),
         ((404, b"page not found"), "the API server answers 404: Not Found", 404),
         ((500, {"message": "x\x1b[2J" * 999}), r"the API server answers 500: x\\x1b", 500),
@@ -129,6 +130,7 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
     ids=[
         "refused",
         "not there for kubelet",
+        "the same words of another refusal",
         "a long reason",
         "no JSON with it",
         "escapes",

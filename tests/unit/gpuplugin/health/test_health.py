@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuplugin.health import causes, health, nvml_lines
-from gpuplugin.health.health import Health
+from gpuplugin.health.health import GRACE, Health
+from gpuplugin.processes.child import STARTING
 from gpuplugin.settings import xids
 from gpushim.ground import system
 from gpushim.paths import lock
@@ -182,7 +183,7 @@ def test_a_gpu_that_fails_in_another_way_is_not_healed_by_that(watched: Health) 
         assert list(kinds(watched)) == [WHOLE][:number]
 
 
-@pytest.mark.parametrize(("after", "marked"), [(5, False), (10, True)])
+@pytest.mark.parametrize(("after", "marked"), [(STARTING, False), (GRACE, True)])
 def test_a_child_that_does_not_run_becomes_a_reason(watched: Health, after: float, marked: bool) -> None:
     watched.mark_unwatched("events", "it ended with code 3", T)
     watched.mark_unwatched("events", "it ended with code 3", T + 4)
