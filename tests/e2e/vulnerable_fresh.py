@@ -40,7 +40,8 @@ def _a_program_that_was_not_there(place: Place, tmp_path: Path) -> None:
 
 def _a_tenant_with_little(place: Place, tmp_path: Path) -> None:
     scene = Scene(tmp_path / "scene", 1, place.top)
-    assert scene.ask("0", before=("/usr/bin/prlimit", "--fsize=1000"))[0].returncode
+    limit = "--fsize=5000"  # bytes, more than a failure has and less than the snapshot
+    assert scene.ask("0", before=("/usr/bin/prlimit", limit))[0].returncode
     assert not (scene.state / "failure").exists()  # which tells all who wait
 
 
