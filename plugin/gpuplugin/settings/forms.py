@@ -69,7 +69,7 @@ def _is_selector(value: Any) -> bool:
         items = device_names.parse([text], ())
     except GpushimError:  # it speaks of a request
         return False
-    return bool(items) and items is not None and items[0][0] not in (*device_names.WORDS, *device_names.BESIDE)
+    return bool(items) and items is not None and items[0][0] not in (*device_names.WORDS, *device_names.NOT_GPU_KINDS)
 
 
 def _is_switch(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The hook's work by a child of the create, whose Python has started when the low-level runtime calls the hook.
+"""A child that a create leaves behind to do the hook's work: its Python runs already when the hook is called.
 
 In config.json the hook is a shell. It looks among the children of its parent, the low-level runtime that the create
 has become, for ours; asks it, shows what it says, and ends with its exit code. Where none answers (somebody else
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Hook
 
-# Of the child 0 is the pipe for our pid, and 1 that of its answer. Our stdin is 5, for `read` has another as 0. /proc
-# must be that of our pids. `echo` would change a backslash.
+# The child's 0 is the pipe for the shell's pid, its 1 that of its answer. The shell's stdin is 5, for `read` has
+# another as 0. /proc must be that of our pids. `echo` would change a backslash.
 SCRIPT = f"""\
 ask() {{
   trap '' PIPE

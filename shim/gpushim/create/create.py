@@ -38,13 +38,15 @@ def main(argv: list[str]) -> NoReturn:
     """Edit the bundle where it asks for GPUs, and become the low-level runtime.
 
     Args:
-        argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
-            is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
+        argv: what the launcher found: the low-level runtime, "yes" if no refresh has read the configuration since it
+            changed, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
             (decimal, as in /proc/self/stat), where standard streams are that are directories (pairs of digits: "09"
             means that 0 is at 9), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's arguments.
     """
     started = time.monotonic()
-    low, stale, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    low, config_changed, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = (
+        argv
+    )
     for number, stream_fd in zip(moved[::2], moved[1::2]):
         posix.dup2(int(stream_fd), int(number))
         posix.close(int(stream_fd))
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> NoReturn:
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
     try:
-        if stale:
+        if config_changed:
             low = configured_runtime(low, launcher)
         if verb in MAKING:
             low = edit(low, bundle_path, container, started, verb == "create")
@@ -83,14 +85,14 @@ def damaged(error: ImportError) -> GpushimError:
     )
 
 
-def edit(low: str, bundle_path: str, container: str, started: float, child: bool = False) -> str:
+def edit(low: str, bundle_path: str, container: str, started: float, may_fork: bool = False) -> str:
     """Give the container of a bundle what it asks for.
 
     Args:
         low: path of the low-level runtime.
         bundle_path: the bundle's directory, absolute or relative to the working directory; "" is that directory.
         started: time.monotonic() at the start of this process.
-        child: whether a child may do the hook's work; it stays as long as the low-level runtime, which `run` keeps.
+        may_fork: whether a child may do the hook's work; it stays as long as the runtime, which `run` keeps.
 
     Returns:
         path of the low-level runtime, which a refresh on the way may have changed. It gets a bundle without
@@ -102,35 +104,38 @@ def edit(low: str, bundle_path: str, container: str, started: float, child: bool
     path = (bundle_path or ".") + "/config.json"
     try:
         folder = bundle.directory(path)
-        data, status = bundle.read(path, folder)
+        on_disk, status = bundle.read(path, folder)
     except GpushimError:
-        if bundle.missing(path):
+        if bundle.is_absent(path):
             return low
         raise
-    before = find_original(path, data, folder)
-    spec = fastjson.loads(before, path)
+    original = find_original(path, on_disk, folder)
+    spec = fastjson.loads(original, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
     bundle.check_spelling(spec, path)
     decision = Decision({"container": container}, started)
-    text, changed = before, False
-    hooks: list[Edit] = []
+    text, is_edited = original, False
+    hook_edits: list[Edit] = []
     if decision.ask(spec) is not None:
         low = decision.low_level()
         about = of_bundle(spec, bundle_path)
         decision.plan(about)
-        hooks = [edit for edit in decision.edits if child and edit.kind == "hook" and len(data) < ahead.MOST]
-        for hook in hooks:
-            hook.value = ahead.through_shell(hook.value)
-        changed = put(decision.edits, spec, about["rootfs"])
-        text = fastjson.dumps(spec).encode("ascii") if changed else before
-    if text != data:
-        if changed and before != data:  # or an earlier create's edits stay, if this one ends between its renames
-            bundle.replace(path, before, status, folder)
-        bundle.replace(path, text, status, folder, before if changed else b"")
+        if may_fork and len(on_disk) < ahead.MOST:
+            hook_edits = [change for change in decision.edits if change.kind == "hook"]
+        for hook_edit in hook_edits:
+            hook_edit.value = ahead.through_shell(hook_edit.value)
+        is_edited = put(decision.edits, spec, about["rootfs"])
+        text = fastjson.dumps(spec).encode("ascii") if is_edited else original
+    if text != on_disk:
+        # The engine's text first: a create that is killed between the next two renames would leave an earlier one's
+        # edits that nobody can tell from the engine's.
+        if is_edited and original != on_disk:
+            bundle.replace(path, original, status, folder)
+        bundle.replace(path, text, status, folder, original if is_edited else b"")
     decision.record()
-    for hook in hooks:
-        ahead.start(hook.value)
+    for hook_edit in hook_edits:
+        ahead.start(hook_edit.value)
     return low
 
 

@@ -18,7 +18,7 @@ try:  # all that a create imports, in one file, which brings `main` (precompile.
     if posix.read(fd, 4) != sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
         raise ImportError
     load, modules = marshal.loads(posix.read(fd, 1 << 20))  # noqa: S302 - as any .pyc
-    exec(load)  # noqa: S102
+    exec(load)  # noqa: S102 - defines main, of `modules`
 except Exception:  # noqa: BLE001 - there is none, or not of this Python, or not of these sources
     from gpushim.create.verbs import main
 main(sys.argv[2:])

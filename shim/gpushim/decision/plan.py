@@ -42,7 +42,7 @@ COMPATIBLE = ("Tesla", "Nvidia", "QuadroRTX", "NvidiaRTX")
 def plan(
     request: Request, inventory: Snapshot, bundle: Bundle
 ) -> tuple[list[Edit], dict[str, list[Device]], list[Limit]]:
-    """Decide what a container gets.
+    """Decide what a container gets; with a bundle whose rootfs is "", what a CDI spec says of devices.
 
     Returns:
         edits, each with its reasons; what each item of the request means, by its text; and the limits of GPU memory
@@ -90,8 +90,8 @@ def _own(
     files = driver_files(request, inventory)
     _check_needed(request, inventory, bundle)
     root = inventory["driver"]["root"]
-    by_path = [(file, reasons_of_node) for file, reasons_of_node in files.values() if file["kind"] != "socket"]
-    mounts = [Edit("mount", mount(file, root), reasons_of_node) for file, reasons_of_node in by_path]
+    mounted_files = [(file, reasons_of_node) for file, reasons_of_node in files.values() if file["kind"] != "socket"]
+    mounts = [Edit("mount", mount(file, root), reasons_of_node) for file, reasons_of_node in mounted_files]
     edits += mounts if bundle["rootfs"] else []
     if request.source == "env " + DEVICES:
         value, reason = request.text, "as asked for, and only once"
@@ -100,7 +100,9 @@ def _own(
     edits.append(Edit("env", (DEVICES, value), [reason]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
-    compat_reason = own_libcuda(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
+    compat_reason = (
+        compat_refusal(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
+    )
     hook = build_hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, compat_reason)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
@@ -143,7 +145,7 @@ def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None
             )
 
 
-def own_libcuda(
+def compat_refusal(
     request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot, bundle: Bundle
 ) -> str:
     """Return why a newer libcuda of the image's is not used in place of the driver's; "" if it may be.
@@ -229,20 +231,20 @@ def _needed(
     devices_by_item: dict[str, list[Device]],
 ) -> list[tuple[str, str, str]]:
     """List the nodes that a container must have: path, reason, and the reason for a refusal."""
-    requests: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for text, devices in devices_by_item.items():
         for device in devices:
-            requests.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
+            reasons.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
     nodes = [(CONTROL_NODE, "every GPU container needs it", "every GPU container needs it")]
     cuda = [name for name in ("compute", "video") if name in request.capabilities]
     if cuda:
         nodes.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
-    nodes += [(gpu["node"], requests.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
+    nodes += [(gpu["node"], reasons.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
     for gpu in inventory["gpus"] if migs else ():
-        instance_requests = [requests.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
+        instance_requests = [reasons.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
         nodes += [(gpu["node"], request_text, "its MIG instances need it") for request_text in instance_requests]
     for mig in migs:
-        request_text, reason = requests.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
+        request_text, reason = reasons.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
         nodes += [(node, request_text, reason) for node in mig["nodes"]]
     for asks, path, name in (
         (request.mig_config, MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES"),
@@ -299,22 +301,22 @@ def _draws(gpu: Gpu, migs: list[MigInstance]) -> bool:
 
 def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File, list[str]]]:
     """List the driver's files that a container gets: entries of the snapshot with their reasons, by path."""
-    names = {"any": EVERY, **{name: f"capability {name}" for name in request.capabilities}}
-    if "display" in names:
-        names.setdefault("graphics", "capability display brings graphics")
+    reasons = {"any": EVERY, **{name: f"capability {name}" for name in request.capabilities}}
+    if "display" in reasons:
+        reasons.setdefault("graphics", "capability display brings graphics")
     if request.own:
         features = [name for name in request.features if inventory["features"].get(name)]
-        names.update({name: feature(name, request) for name in features})
-        if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
-            names["mps"] = "MPS: [mps] enabled is true"
+        reasons.update({name: feature(name, request) for name in features})
+        if not authorization.unmet_condition("mps", "policy", lambda: request.privileged, inventory["policy"]):
+            reasons["mps"] = "MPS: [mps] enabled is true"
             if inventory["mps"] and inventory["mps"] not in request.ignored:
                 request.ignored.append(inventory["mps"])
-    if "compat32" in names:
-        names.update({name + "32": f"{reason}, with compat32" for name, reason in names.items()})
-    lists = [(reason, inventory["files"].get(name, [])) for name, reason in names.items()]
-    if "video" in names:  # libnvcuvid and its kin load libcuda
+    if "compat32" in reasons:
+        reasons.update({name + "32": f"{reason}, with compat32" for name, reason in reasons.items()})
+    lists = [(reason, inventory["files"].get(name, [])) for name, reason in reasons.items()]
+    if "video" in reasons:  # libnvcuvid and its kin load libcuda
         libraries = [file for file in inventory["files"].get("compute", ()) if "soname" in file]
-        lists.append((names.get("compute", "capability video loads it"), libraries))
+        lists.append((reasons.get("compute", "capability video loads it"), libraries))
     entries: dict[str, tuple[File, list[str]]] = {}
     for reason, files in lists:
         alone = [reason]

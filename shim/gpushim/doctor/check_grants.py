@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.config import policy
 from gpushim.doctor import Finding, Host, ok, warning
 from gpushim.ground.errors import quote
-from gpushim.oci.authorization import BESIDE, OF_AN_IMAGE, TABLE, missing
+from gpushim.oci.authorization import EXTRA_GRANTS, OF_AN_IMAGE, TABLE, unmet_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +30,11 @@ def images(host: Host) -> Iterator[Finding]:
     label = f"{profile}, but for {', '.join(changed)}" if changed else profile
     evidence = f"profile {label}: of itself an image can get {'; '.join(clauses) or 'nothing'}"
     devices = any(
-        not missing("gpu", source, lambda: False, host.settings) for source in OF_AN_IMAGE
+        not unmet_condition("gpu", source, lambda: False, host.settings) for source in OF_AN_IMAGE
     )  # CDI devices ask for more
     if profile != "default" and devices:
         yield warning(evidence, f"remove what {shlex.quote(host.config)} sets otherwise")
-    elif devices and missing("gpu", "variable", lambda: False, host.settings):
+    elif devices and unmet_condition("gpu", "variable", lambda: False, host.settings):
         yield warning(
             f"{evidence}; accept-env-when-unprivileged = false alone closes half: Podman's images have annotations",
             f"set accept-annotations-when-unprivileged = false under [requests] in {shlex.quote(host.config)}",
@@ -61,9 +61,11 @@ def reach(settings: Policy) -> list[tuple[str, list[str]]]:
     for grant in TABLE:
         kinds = settings["cdi"]["foreign-kinds"] if grant == "foreign-cdi" else [""]
         for kind in kinds:
-            sources = [source for source in OF_AN_IMAGE if not missing(grant, source, lambda: False, settings, kind)]
+            sources = [
+                source for source in OF_AN_IMAGE if not unmet_condition(grant, source, lambda: False, settings, kind)
+            ]
             if sources:
-                text = {**DEVICES, **BESIDE}[grant]
+                text = {**DEVICES, **EXTRA_GRANTS}[grant]
                 grants.append((text.format("any kind" if kind == "*" else quote(kind)), sources))
     return grants
 

@@ -111,7 +111,7 @@ def _fill_report(
         report["nothing"] = _explain_no_request(decision, report["asked"])
         return
     report["source"], report["notes"] = request.source, decision.inventory["notes"]
-    if not by_hook and bundle.missing(low := decision.low_level()):
+    if not by_hook and bundle.is_absent(low := decision.low_level()):
         raise gone(low)
     conditions = () if request.own is None else request.requirements
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]

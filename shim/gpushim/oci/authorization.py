@@ -77,8 +77,8 @@ VARIABLES = {
     "CUDA_MPS_PIPE_DIRECTORY": "mps",
     MEMORY_VARIABLE: "memory-limit",
 }
-# What of these an image can make of a GPU that it has otherwise, for people.
-BESIDE = {
+# What an image can ask for besides a GPU, in words for people.
+EXTRA_GRANTS = {
     "capabilities": "the choice of the driver's files that come with a GPU",
     "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
     "no-compat": "its own newer libcuda unused",
@@ -93,7 +93,7 @@ BESIDE = {
 OF_AN_IMAGE = ("variable", "annotation")
 
 
-def missing(
+def unmet_condition(
     grant: str, source: str, privileged: Callable[[], bool], policy: Mapping[str, Any], kind: str = ""
 ) -> str:
     """Return the first condition of a grant that does not hold; "" if it may be granted.
@@ -153,8 +153,8 @@ class Gate:
             self._is_privileged = self._privileged()
         return self._is_privileged
 
-    def missing(self, grant: str, source: str, kind: str = "") -> str:
-        return missing(grant, source, lambda: self.privileged, self.policy, kind)
+    def unmet_condition(self, grant: str, source: str, kind: str = "") -> str:
+        return unmet_condition(grant, source, lambda: self.privileged, self.policy, kind)
 
     def lets(self, grant: str, source: str, otherwise: str, looked: Iterable[str] = ()) -> bool:
         """Return whether something may be granted; if not, note why, and what is left out.
@@ -165,12 +165,16 @@ class Gate:
             otherwise: the beginning of a sentence about what is left out.
             looked: keys of `effects` for the sources that have asked.
         """
-        condition = self.missing(grant, source)
+        condition = self.unmet_condition(grant, source)
         if condition:
             reason = because(condition)
             self.ignored.append(f"{otherwise} {reason}")
             self.effects.update(dict.fromkeys(looked, f"is ignored {reason}"))
         return not condition
+
+    def relabel(self, before: str, after: str) -> None:
+        """Give the sources that have one effect another."""
+        self.effects.update({source: after for source, effect in self.effects.items() if effect == before})
 
 
 def privileged(spec: Mapping[str, object], process: Mapping[str, object]) -> bool:

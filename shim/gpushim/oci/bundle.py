@@ -50,7 +50,7 @@ def absolute(path: str, base: str = "") -> str:
     return f"{absolute(base) if base else working_directory()}/{path}".rstrip("/")
 
 
-def missing(path: str) -> bool:
+def is_absent(path: str) -> bool:
     """Return whether there is no such file; one that cannot be seen may be there."""
     try:
         posix.stat(path)

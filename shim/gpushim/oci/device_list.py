@@ -44,7 +44,7 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
         GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.
     """
     # An engine that has injected the devices sets void, so neither mounts nor annotations may bring them again.
-    has_more = not gate.missing("gpu", "annotation") and is_given_more(spec, gate.policy)
+    has_more = not gate.unmet_condition("gpu", "annotation") and is_annotation_unserved(spec, gate.policy)
     if "void" in split(DEVICES, env.get(DEVICES, "")) and not has_more:
         gate.effects[DEVICES] = VOID
         return None, []
@@ -59,8 +59,8 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
     return device_list or _read_variables(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
 
 
-def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
-    """Return whether an annotation gives devices of this host that are not there yet, whatever the image says."""
+def is_annotation_unserved(spec: Mapping[str, object], policy: Policy) -> bool:
+    """Return whether an annotation names devices of this host, and the spec has no node or mount of theirs yet."""
     prefixes, kinds = tuple(policy["cdi"]["annotation-prefixes"]), (policy["cdi"]["kind"] + "=", AUTOMATIC_KIND + "=")
     texts = [text for key, text in member(spec, "annotations", dict).items() if key.startswith(prefixes)]
     if not any(name.strip().startswith(kinds) for text in texts if isinstance(text, str) for name in text.split(",")):
@@ -89,7 +89,7 @@ def _read_annotations(spec: Mapping[str, object], gate: Gate) -> Optional[Device
     names: list[str] = []
     keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
     looked = [f"annotation {key}" for key in keys]
-    if keys and gate.missing("gpu", "annotation"):
+    if keys and gate.unmet_condition("gpu", "annotation"):
         if any(annotations[key] for key in keys):
             gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device", looked)
         return None
@@ -116,7 +116,7 @@ def _read_mounts(spec: Mapping[str, object], gate: Gate, effect: str) -> list[st
     """
     names: list[str] = []
     looked: dict[str, str] = {}
-    accepted = not gate.missing("gpu", "mount")
+    accepted = not gate.unmet_condition("gpu", "mount")
     for mount in member(spec, "mounts", list):
         if not isinstance(mount, dict):
             raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)

@@ -26,7 +26,7 @@ _ALNUM = _LETTERS + _DIGITS
 CHANNEL, FEATURE = "imex-channel", "feature"
 ALL, ALL_USABLE = "all", "all-usable"
 WORDS = (ALL, ALL_USABLE, "none")  # of which the first decides about the GPUs
-BESIDE = ("cdi", CHANNEL, FEATURE)  # kinds of items that do not decide about the GPUs
+NOT_GPU_KINDS = ("cdi", CHANNEL, FEATURE)  # kinds of items that do not decide about the GPUs
 _TYPED = {"gpu": "index", "mig": "mig-index"}  # CDI names with the strategy type-index: gpu0, mig0:1
 _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
 UUID_DIGITS = _UUID_GROUPS[0]  # of a UUID, at least
@@ -57,11 +57,11 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
         if decided and not is_qualified(text):
             continue
         for item in _read(text, kinds):
-            if item[0] not in BESIDE and decided:
+            if item[0] not in NOT_GPU_KINDS and decided:
                 continue
             if item[0] in WORDS:
                 decided = item[0]
-                items = [earlier for earlier in items if earlier[0] in BESIDE]
+                items = [earlier for earlier in items if earlier[0] in NOT_GPU_KINDS]
             if item[:2] not in keys:
                 keys.add(item[:2])
                 items.append(item)

@@ -1,7 +1,7 @@
 """A container's request, read from its config.json.
 
-Hot path: imports nothing but this room's modules and gpushim's errors; reading an ordinary config.json takes 0.05 ms
-without a request and about 0.1 ms with one, and time grows only with its size.
+Hot path: imports nothing but this package and gpushim's errors. An ordinary config.json takes 0.05 ms without
+a request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, LIMITS, MEMORY_ANNOTATION, MEMORY_VARIABLE, Gate, privileged
 from gpushim.oci.bundle import member
 from gpushim.oci.device_list import AUTOMATIC_KIND, DEVICE_LIST, NAMES, NAMES_CHANNEL, NO_GPU, VOID, split
-from gpushim.oci.device_names import BESIDE, CHANNEL, FEATURE, number, parse
+from gpushim.oci.device_names import CHANNEL, FEATURE, NOT_GPU_KINDS, number, parse
 from gpushim.oci.require import PREFIX, TRUE, gather
 
 TYPE_CHECKING = False
@@ -113,17 +113,18 @@ def read(
     process = member(spec, "process", dict)
     env = _environment(process, policy["requests"]["swarm-variables"])
     gate = Gate(lambda: privileged(spec, process), policy, ignored, effects)
-    listed, channels = device_list.find(spec, env, gate)
-    if listed is None:
+    named, channels = device_list.find(spec, env, gate)
+    if named is None:
         return None
-    devices = parse(listed[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
+    source, text, names = named
+    devices = parse(names, (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
-        effects.update({source: VOID for source, effect in effects.items() if effect == NAMES})
+        gate.relabel(NAMES, VOID)
         return None
     if not devices:
-        effects.update({source: NO_GPU for source, effect in effects.items() if effect == NAMES})
-    devices = [item for item in devices if _is_granted(item, listed[0], gate)]
-    request = _complete(listed[0], listed[1], devices, env, channels, gate)
+        gate.relabel(NAMES, NO_GPU)
+    devices = [item for item in devices if _is_granted(item, source, gate)]
+    request = _complete(source, text, devices, env, channels, gate)
     if request.own and _names_limit(spec, env):
         from gpushim.oci import limit_request  # most containers have none
 
@@ -160,7 +161,7 @@ def _names_limit(spec: Mapping[str, object], env: Mapping[str, str]) -> bool:
 def _is_granted(item: Item, source: str, gate: Gate) -> bool:
     """Return whether an item other than a GPU may be granted; raise for a CDI kind that may not be named."""
     form, value, text = item
-    if form not in BESIDE:
+    if form not in NOT_GPU_KINDS:
         return True
     origin, subject = _ORIGINS.get(source, ("variable", source[4:]))
     if form != "cdi":
@@ -168,7 +169,7 @@ def _is_granted(item: Item, source: str, gate: Gate) -> bool:
         return gate.lets(grant, origin, f"the CDI device {text} adds nothing")
     kind = text.partition("=")[0]
     is_own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
-    if gate.missing("own-cdi" if is_own else "foreign-cdi", origin, kind):
+    if gate.unmet_condition("own-cdi" if is_own else "foreign-cdi", origin, kind):
         raise GpushimError(
             f'{subject} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
             f"add it there, or let the engine do CDI",
@@ -295,7 +296,7 @@ def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:
     value = env.get(name, "").strip()
     if not value:
         return False
-    if gate.missing(authorization.VARIABLES[name], "variable"):
+    if gate.unmet_condition(authorization.VARIABLES[name], "variable"):
         raise GpushimError(
             f"{name} needs a container with CAP_SYS_ADMIN on the host; remove it, or add --privileged", REQUEST
         )

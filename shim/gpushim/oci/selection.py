@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
-from gpushim.oci.device_names import ALL, ALL_USABLE, BESIDE, FEATURE, UUID_DIGITS, is_short_uuid
+from gpushim.oci.device_names import ALL, ALL_USABLE, FEATURE, NOT_GPU_KINDS, UUID_DIGITS, is_short_uuid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _select(
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
     for item in devices:
-        if item[0] in BESIDE:
+        if item[0] in NOT_GPU_KINDS:
             _require_there(subject, item, inventory)
             continue
         if item[0] in (ALL, ALL_USABLE):

@@ -26,7 +26,7 @@ from gpushim.cdi import form, spec_text, specs
 from gpushim.cdi.generate import output, write, written
 from gpushim.decision.decide import hook_program
 from gpushim.ground.errors import FAILED, GpushimError
-from gpushim.oci.device_names import BESIDE, parse
+from gpushim.oci.device_names import NOT_GPU_KINDS, parse
 from gpushim.paths import changeable, exchange, selinux, trust
 
 if TYPE_CHECKING:
@@ -194,7 +194,9 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     kind = spec["kind"]
     removed = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
     lost = [
-        name for name in removed if not any(item[0] in BESIDE for item in parse([f"{kind}={name}"], [kind]) or ())
+        name
+        for name in removed
+        if not any(item[0] in NOT_GPU_KINDS for item in parse([f"{kind}={name}"], [kind]) or ())
     ]
     if not lost:
         return ""

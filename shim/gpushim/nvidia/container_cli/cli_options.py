@@ -145,7 +145,7 @@ def read_devices(options: OptionValues, kind: str) -> tuple[str, list[Item]]:
     if any(word.lower() == "all" for word in words):
         words = ["all"]  # which includes the words before it
     items = device_names.parse(words, (kind, AUTOMATIC_KIND))
-    foreign = [item[2] for item in items or () if item[0] in device_names.BESIDE]  # no option may name these
+    foreign = [item[2] for item in items or () if item[0] in device_names.NOT_GPU_KINDS]  # no option may name these
     if items is None or foreign:
         raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
     return ",".join(words), items

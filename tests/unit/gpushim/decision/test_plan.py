@@ -591,7 +591,7 @@ def test_a_capability_without_the_library_that_it_needs_is_refused(capability: s
     assert decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics", inventory=inventory)
 
 
-def own_libcuda(*env: str, inventory: Any, **bundle: Any) -> str:
+def compat_refusal(*env: str, inventory: Any, **bundle: Any) -> str:
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory, **bundle)["hook"]
     options = dict(zip(hook["args"][2::2], hook["args"][3::2]))
     assert ("--driver" in options) is ("--own-libcuda" not in options)
@@ -615,23 +615,25 @@ def branded(brand: str, model: str = "", other: str = "Nvidia") -> Any:
     ],
 )
 def test_a_newer_libcuda_only_where_the_gpu_can_have_it(brand: str, model: str, word: str) -> None:
-    found = own_libcuda(inventory=branded(brand, model))
+    found = compat_refusal(inventory=branded(brand, model))
     assert bool(found) is bool(word)
     assert word in found
 
 
 def test_a_newer_libcuda_by_the_gpus_of_the_container_and_in_a_cdi_spec_by_all() -> None:
     inventory = branded("Nvidia", other="GeForce")
-    assert own_libcuda(inventory=inventory) == ""
-    assert "GPU 1 is a GeForce" in own_libcuda(inventory=inventory, rootfs="")
-    assert "GPU 1 is a GeForce" in own_libcuda("NVIDIA_VISIBLE_DEVICES=0,1", inventory=inventory)
+    assert compat_refusal(inventory=inventory) == ""
+    assert "GPU 1 is a GeForce" in compat_refusal(inventory=inventory, rootfs="")
+    assert "GPU 1 is a GeForce" in compat_refusal("NVIDIA_VISIBLE_DEVICES=0,1", inventory=inventory)
     inventory["gpus"][2]["brand"] = "Titan"
-    assert "GPU 2 is a Titan" in own_libcuda("NVIDIA_VISIBLE_DEVICES=2:0", inventory=inventory)
+    assert "GPU 2 is a Titan" in compat_refusal("NVIDIA_VISIBLE_DEVICES=2:0", inventory=inventory)
 
 
 def test_a_newer_libcuda_can_be_forbidden() -> None:
     inventory = snapshot()
-    assert own_libcuda("NVIDIA_DISABLE_CUDA_COMPAT=true", inventory=inventory) == "NVIDIA_DISABLE_CUDA_COMPAT is true"
-    assert own_libcuda("NVIDIA_DISABLE_CUDA_COMPAT=0", inventory=inventory) == ""
+    assert (
+        compat_refusal("NVIDIA_DISABLE_CUDA_COMPAT=true", inventory=inventory) == "NVIDIA_DISABLE_CUDA_COMPAT is true"
+    )
+    assert compat_refusal("NVIDIA_DISABLE_CUDA_COMPAT=0", inventory=inventory) == ""
     inventory["policy"]["requests"] = {**inventory["policy"]["requests"], "cuda-compat": False}
-    assert own_libcuda(inventory=inventory) == "[requests] cuda-compat is false"
+    assert compat_refusal(inventory=inventory) == "[requests] cuda-compat is false"

@@ -215,12 +215,12 @@ def test_a_variable_without_a_row_is_not_seen() -> None:
 @pytest.mark.parametrize("privileged", [False, True])
 def test_what_has_no_cell_is_an_error(grant: str, source: str, privileged: bool) -> None:
     with pytest.raises(KeyError):
-        authorization.missing(grant, source, lambda: privileged, policy.defaults())
+        authorization.unmet_condition(grant, source, lambda: privileged, policy.defaults())
 
 
 def test_every_variable_and_word_of_the_doctor_has_a_row() -> None:
     assert set(VARIABLES.values()) <= set(TABLE)
-    assert {*check_grants.DEVICES, *authorization.BESIDE} == set(TABLE)
+    assert {*check_grants.DEVICES, *authorization.EXTRA_GRANTS} == set(TABLE)
     assert {f"NVIDIA_{name.upper()}" for name in authorization.FEATURES} <= set(VARIABLES)
 
 

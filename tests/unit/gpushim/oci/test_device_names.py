@@ -86,7 +86,7 @@ ONE_ITEM = [
 
 @pytest.mark.parametrize(("text", "kind", "value"), ONE_ITEM)
 def test_one_name_becomes_one_item(text: str, kind: str, value: object) -> None:
-    whole = kind in device_names.BESIDE
+    whole = kind in device_names.NOT_GPU_KINDS
     assert device_names.parse([text], KINDS) == [(kind, value, text if whole else text.partition("=")[2] or text)]
 
 
