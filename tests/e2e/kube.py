@@ -110,7 +110,7 @@ class Node:
         return self.work / "kubelet.log"
 
     def start(self) -> None:
-        """Start kubelet, and wait until it answers; again, as systemd does, where a port of it is somebody's just now."""
+        """Start kubelet, as systemd does: again where a port of it is somebody's just now. Wait until it answers."""
         deadline = time.monotonic() + SECONDS
         self._start()
         while self._ended() and "address already in use" in self.said() and time.monotonic() < deadline:
