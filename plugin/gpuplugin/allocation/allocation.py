@@ -85,11 +85,9 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
                 f"kubelet asks for {quote(name)} of {resource} {times} times; ask for it once", REQUEST
             )
         if device.problem:
-            well = {key: one for key, one in devices.items() if not one.problem}
-            raise GpushimError(
-                f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_name_some(well)}",
-                REQUEST,
-            )
+            has_others = any(not other.problem for other in devices.values())
+            fix = "a pod that is made anew gets another" if has_others else "no other can be used now"
+            raise GpushimError(f"{quote(name)} of {resource} cannot be used: {device.problem}; {fix}", REQUEST)
         chosen.setdefault(device.uuid, device)
     _check_shares([devices[name] for name in ids], resource)
     return list(chosen.values())

@@ -44,7 +44,7 @@ class KubeletView:
 
     def __init__(self, registry: Registry) -> None:
         self._registry, self._watch = registry, registry.watch
-        registry.news, registry.doubt = self.look, self._hurry
+        registry.on_change, registry.on_refusal = self.look, self._hurry
         self._holders: tuple[object, object] = None, None  # the record; what claims have, and what is lost
         self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
@@ -64,7 +64,7 @@ class KubeletView:
             foreign_sockets = sockets.others(self.folder())
             if foreign_sockets != self._foreign_sockets:  # inotify may not have told
                 self._foreign_sockets = foreign_sockets
-                self.doubt()
+                self.note_foreign_socket()
             if due := self._due() <= 0:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
                 await remind(self._registry, self._watch.kubelet_dir())
@@ -77,7 +77,7 @@ class KubeletView:
         if self._wake:
             self._wake.set()
 
-    def doubt(self) -> None:
+    def note_foreign_socket(self) -> None:
         """Take note that another plugin has come or gone."""
         self._hurry()
         for served in self._registry.served.values():
@@ -134,7 +134,7 @@ class KubeletView:
         """Return the directories in which files tell what to look at again."""
         return system.state_dir(), release.folder(), allocations_file.folder()
 
-    def news(self, name: str) -> object:
+    def identify(self, name: str) -> object:
         """Return what is another after a file of the state directory has changed, or by whom or how GPUs are had.
 
         That is what Allocate goes by, so that what it would refuse is told to kubelet before.

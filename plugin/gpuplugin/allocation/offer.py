@@ -1,4 +1,4 @@
-"""What a node offers to a cluster: its resources, and each one's answers to kubelet. In memory, without grpc.
+"""What a node offers to a cluster: its resources, and each one's answers to kubelet; without grpc.
 
 Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, allocation.py, preferred.py).
 """

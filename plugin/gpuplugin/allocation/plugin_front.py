@@ -1,7 +1,7 @@
 """The device plugin: from the snapshot to kubelet, and from kubelet's Allocate to its answer.
 
 Each resource of the snapshot has an endpoint at kubelet. Looked at again and again are kubelet's directory, and what
-kubelet says that it has. An Allocate is answered from memory.
+kubelet says that it has. An Allocate is written into the record before it is answered.
 Out of scope: the loop, the snapshot and health (daemon.py), the wire (endpoint.py, service.py), names and values
 (offer.py, settings.py).
 """
@@ -96,7 +96,7 @@ class PluginFront:
 
     def changed(self, paths: Collection[str]) -> None:
         """Have kubelet and the others asked again, as these paths came or went."""
-        (self._view.doubt if self._allocators.doubt(paths) else self._view.look)()
+        (self._view.note_foreign_socket if self._allocators.doubt(paths) else self._view.look)()
         self._registry.changed()
 
     def obey(self, before: Settings, asked: bool) -> bool:
@@ -125,15 +125,17 @@ class PluginFront:
         """
         if snapshot is None:
             return WAIT
-        settings, news = self._settings(), (self._view.folder(), self._view.news(ensure.SNAPSHOT), snapshot)
+        settings, identity = self._settings(), (self._view.folder(), self._view.identify(ensure.SNAPSHOT), snapshot)
         self._labels.look(snapshot, settings)
         if not self._held and self._units.look(snapshot, settings):
             self._seen = None
-        if news == self._seen and (rest := self._again - time.monotonic()) > 0:  # or two that wait wake each other
+        if (
+            identity == self._seen and (rest := self._again - time.monotonic()) > 0
+        ):  # or two that wait wake each other
             return min(rest, moments.until())  # inotify may not tell of a change
-        return await self._go_by(snapshot, news)
+        return await self._go_by(snapshot, identity)
 
-    async def _go_by(self, snapshot: Snapshot, news: object) -> float:
+    async def _go_by(self, snapshot: Snapshot, identity: object) -> float:
         """Have kubelet told what a snapshot has; return seconds after which to look again.
 
         Raises:
@@ -148,8 +150,8 @@ class PluginFront:
             notes.append(f"no device is given out: {error}")
         else:
             self._started = True
-            self._pause = min(2 * self._pause, LONGEST) if news == self._seen else TICK
-            self._seen = None if settings is not self._settings() else news
+            self._pause = min(2 * self._pause, LONGEST) if identity == self._seen else TICK
+            self._seen = None if settings is not self._settings() else identity
             self._again = time.monotonic() + (self._pause if waits else float("inf"))
         for note in sorted({*notes} - self._noted, key=notes.index):
             logger.warning("%s", note)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     Problems = Mapping[str, str]  # sentences, by UUID of a GPU or MIG instance
 
+AGAIN = "delete the pod, if nothing makes it anew: in a few seconds one is served"
+
 
 @dataclass
 class Served:
@@ -55,16 +57,16 @@ class Registry:
     Attributes:
         served: by the resource's name.
         instances: of this plugin on the node.
-        news: is called when something was given out, or offered.
-        doubt: is called when something could not be given out.
+        on_change: is called when something was given out, or offered.
+        on_refusal: is called when something could not be given out.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
     """
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]], watch: KubeletWatch) -> None:
         self._start, self.watch, self.instances = start, watch, Instances()
         watch.repeat = self.repeat
-        self.news: Callable[[], object] = lambda: None
-        self.doubt: Callable[[], object] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
+        self.on_refusal: Callable[[], object] = lambda: None
         self.watched = False
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
@@ -91,7 +93,7 @@ class Registry:
                 row = [replace(device, problem=self._held) for device in row]
             entry.resource.have(row, weights)
             entry.tell()
-        self.news()
+        self.on_change()
 
     def grant(self, requests: Sequence[Request]) -> None:
         """Write down that a container gets something, before kubelet is told.
@@ -103,17 +105,17 @@ class Registry:
         try:
             with file.locked() as record:
                 if record is None or record["boot"] != file.boot:
-                    raise GpushimError(f"{file.path} is missing or damaged; what pods have is asked again", FAILED)
+                    raise GpushimError(f"{file.path} is missing, damaged or of another boot; {AGAIN}", FAILED)
                 if not self.watch.is_met():
-                    raise GpushimError(f"{file.path} does not have the kubelet yet that has just started", FAILED)
+                    raise GpushimError(f"kubelet has just started, and has not been asked yet; {AGAIN}", FAILED)
                 owners = self._find_owners(record, keys)
                 running = cgroups.running({*owners.values()})
                 busy = {key for key, uid in owners.items() if uid in running}
                 file.add(*grants.grant(record, requests, system.clock(), busy))
         except GpushimError:  # kubelet takes for free what is not
-            self.doubt()
+            self.on_refusal()
             raise
-        self.news()
+        self.on_change()
 
     def _find_owners(self, record: Record, keys: Collection[str]) -> dict[str, str]:
         """Return the uids of the pods that had these devices; kubelet's checkpoint is read where somebody did."""
@@ -122,7 +124,7 @@ class Registry:
         return transitions.find_owners(record, keys, kubelet_state.read(self.watch.kubelet_dir(), None, 0.0))
 
     async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
-        """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
+        """Wait for the last processes of the pods that had devices; kubelet frees these moments before they end."""
         keys = [f"{resource} {name}" for name in ids]
         with contextlib.suppress(GpushimError):  # `grant` tells of it
             record = self.watch.file.read_current()

@@ -188,7 +188,7 @@ def _describe_wait(resource: str, device: Device, holders: Sequence[_Holder]) ->
         for holder in excluding
         if holder.resource == CLAIM
     }
-    sentence = f"it is to be given out in another way than before, which waits for the end of {_join_names(pods)}"
+    sentence = f"the settings give it out in another way now, which waits for the end of {_join_names(pods)}"
     return "; ".join([_join_names(claims)] * bool(claims) + [sentence] * bool(pods))
 
 
@@ -204,8 +204,8 @@ def _gpu_instance(device: Device) -> str:
 def ending(holder: str) -> str:
     """Return why the device of a pod that kubelet does not know any more is not given out yet, and what ends that."""
     return (
-        f"{holder} has it, which kubelet no longer knows, and has a process that has not ended yet; it is free when "
-        "that has: delete that pod if it is still there"
+        f"{holder} has it, which kubelet no longer knows, and of which a process still runs; it is free when that "
+        "ends: delete the pod if it is still there, or end the process"
     )
 
 

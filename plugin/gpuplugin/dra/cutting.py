@@ -78,11 +78,17 @@ class OnDemand:
         """Ask NVML once for the profiles of each such GPU.
 
         Raises:
-            GpushimError: it does not tell them.
+            GpushimError: it does not tell them of all.
         """
-        for uuid in _find_gpus(snapshot, values["on-demand"]):
-            if uuid not in self._profiles:
-                self._profiles[uuid] = [Profile(*row) for row in await self._ask(LIST, uuid)]
+        uuids = [uuid for uuid in _find_gpus(snapshot, values["on-demand"]) if uuid not in self._profiles]
+        questions = (self._ask(LIST, uuid) for uuid in uuids)
+        answers = await asyncio.gather(*questions, return_exceptions=True)  # one that is lost keeps no other from it
+        for uuid, answer in zip(uuids, answers):
+            if not isinstance(answer, BaseException):
+                self._profiles[uuid] = [Profile(*row) for row in answer]
+        for error in answers:
+            if isinstance(error, BaseException):
+                raise error
 
     def publish(self, snapshot: Snapshot, settings: Settings, names: Collection[str]) -> Published:
         """Return all that a node has to publish.

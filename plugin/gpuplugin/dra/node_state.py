@@ -1,7 +1,7 @@
 """What this node offers to claims now, as a command sees it beside the driver: devices, taints, and who has them.
 
 Changes nothing but a snapshot that is out of date. What cannot be read is said.
-Out of scope: what the driver makes of it (driver.py).
+Out of scope: what the driver makes of it (claims_front.py).
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class Claims:
         }
         self._prepared.add(claim.uid)
         self._over.pop(claim.uid, None)
-        await self._watch.reconcile(ask=not self._watch.is_complete or self._file.read() is None)
+        await self._watch.reconcile(ask=not self._watch.has_listed_all or self._file.read() is None)
         try:
             self._write_grant(claim, row)
         except GpushimError:

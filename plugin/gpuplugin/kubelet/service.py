@@ -1,4 +1,4 @@
-"""kubelet's calls: the list of one resource's devices, sent again whenever it changes, and answers from memory."""
+"""kubelet's calls: the list of one resource's devices, sent again whenever it changes, and its answers."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class AllocationsFile:
 
     Attributes:
         changes: how often somebody else has changed a division.
-        damage: of a file that says nothing, what it has, a clause.
+        damage: why the file that was read last, where that is no record, is none: a clause.
         stuck: something could not be granted, as the last try to write failed; a `write` that succeeds ends it.
     """
 
@@ -138,7 +138,7 @@ class AllocationsFile:
         return record_form.recall(empty, record_form.after_boot(self._memory, self.boot)) if self._memory else empty
 
     def read_current(self) -> Record:
-        """Return the record as it is in this boot; an empty one where there is none. Raise as for `read`."""
+        """Return the record as it is in this boot; without one, as `current` has it. Raise as for `read`."""
         return self.current(self.read())
 
     def read_known(self) -> Record | None:

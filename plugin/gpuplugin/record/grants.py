@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import UNTOLD, overlap, way_of
 from gpuplugin.record.record_form import GRANTED, LOST
-from gpuplugin.record.transitions import describe, list_held, owner_of
+from gpuplugin.record.transitions import describe, describe_ending, list_held, owner_of
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
+
+
+_KINDS = {"::": "several containers", UNTOLD: "not known how"}  # of changes.way_of, for people
 
 
 class Request(NamedTuple):
@@ -71,7 +74,8 @@ def grant(record: Record, requests: Sequence[Request], clock: float, busy: Colle
 
 def _check_free(record: Record, home: str, request: Request, busy: Collection[str]) -> None:
     before = record["gpus"][home]["allocations"].get(request.key)
-    # kubelet asks again only for what it takes for free, so that a former owner that lives on is one that it forgot.
+    # kubelet takes it for free: an owner of which a process is left is one that kubelet has forgotten. Else what is
+    # granted now takes the place of what the record has.
     if before and (request.key in busy or (before["state"] == LOST and not before["uid"])):
         raise GpushimError(f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST)
     conflict = _find_conflict(record, home, request)
@@ -89,7 +93,7 @@ def _check_division(gpu: Gpu, request: Request) -> None:
         for resource, part in parts.items()
     }
     if request.sharing not in ways:
-        last = " and ".join(sorted(map(_name_sharing, ways))) or "nothing"
+        last = " and ".join(sorted(map(_name_sharing, ways))) or "nothing yet"
         raise GpushimError(
             f"{request.uuid} is not given out as {_name_sharing(request.sharing)} now, but as {last}", REQUEST
         )
@@ -134,7 +138,7 @@ def _touches(device: ClaimDevice, uuid: str, gpu: str, placement: str) -> bool:
 
 def _name_sharing(sharing: tuple[str, str]) -> str:
     kind, name = sharing
-    return f"{name} ({kind})" if kind else name
+    return f"{name} ({_KINDS.get(kind, kind)})" if kind else name
 
 
 def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
@@ -172,12 +176,10 @@ def _find_claim_owner(claims: Mapping[str, Claim], device: ClaimDevice) -> str:
                 continue
             is_same_name = (had["device"], had["gpu"]) == (device["device"], device["gpu"])  # of one not made yet
             if is_same_name or _touches(had, device["uuid"], device["gpu"], device["placement"]):
+                if claim["state"] == LOST:
+                    return describe_ending(claim)
                 subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
-                name = quote(f"{claim['namespace']}/{claim['name']}")
-                return (
-                    f"claim {name} has {subject}, and gives it back within a minute of its deletion, when no process "
-                    "of its pods is left"
-                )
+                return f"{describe(claim)} has {subject}; delete that claim, or the pods that have it"
     return ""
 
 

@@ -43,12 +43,12 @@ class KubeletState(NamedTuple):
         holders: "pod NAMESPACE/NAME" by resource and id; None if it does not answer.
         runs: it listens for plugins.
         is_new: the record does not have it yet.
-        is_young: it has started just now, and may not list all pods.
-        complete: it has answered, and no pod of the API server's is missing.
-        grants: of the checkpoint, by resource and id with a blank between them; None if it cannot be read.
+        is_young: it is away, or was not seen to run for long, and may not list all pods.
+        lists_all: it has answered, and no pod of the API server's is missing.
+        checkpoint: its entries, by "RESOURCE ID"; None if it cannot be read.
         written: when the checkpoint was written, in seconds since boot; off by what the clock was set by since.
         damage: why a file that is there says nothing, a clause, or "".
-        is_stale: no device plugin of gpushim's has kubelet write its checkpoint.
+        is_stale: no device plugin of gpushim's runs, which makes kubelet write its checkpoint anew.
         claims: of all drivers, as listed and as in the file.
         claim_uids: of the file; None where it is not seen, as in a pod.
         snapshot: of the host's inventory, by which claims of others are understood; None while there is none.
@@ -60,8 +60,8 @@ class KubeletState(NamedTuple):
     runs: bool = False
     is_new: bool = False
     is_young: bool = False
-    complete: bool = False
-    grants: Mapping[str, Given] | None = None
+    lists_all: bool = False
+    checkpoint: Mapping[str, Given] | None = None
     written: float = 0.0
     damage: str = ""
     is_stale: bool = False
@@ -72,7 +72,7 @@ class KubeletState(NamedTuple):
 
     @property
     def answers(self) -> bool:
-        """Whether it has told what all pods have that are not in its checkpoint."""
+        """Whether it lists pods, and has run long enough to list all but those that its checkpoint has."""
         return self.holders is not None and not self.is_young
 
     @property
@@ -86,12 +86,12 @@ class KubeletState(NamedTuple):
 
     def find_uid(self, key: str) -> str:
         """Return the uid of the pod that has a device by the checkpoint, "" if none has."""
-        grant = (self.grants or {}).get(key)
+        grant = (self.checkpoint or {}).get(key)
         return grant.uid if grant else ""
 
     def find_share(self, key: str) -> tuple[str, str]:
         """Return kind and group of the share of which a device was given, as far as the answer tells."""
-        grant = (self.grants or {}).get(key)
+        grant = (self.checkpoint or {}).get(key)
         if grant is None or "::" not in key.partition(" ")[2]:  # one replica of a GPU has no number
             return UNTOLD, ""
         groups = [variable.rpartition("/")[0].rpartition("/")[2] for variable in grant.answer if PIPES in variable]
@@ -99,7 +99,7 @@ class KubeletState(NamedTuple):
 
     def list_devices(self) -> dict[str, tuple[str, str]]:
         """Return pods and uids, each "" if not known, by resource and id with a blank between them."""
-        devices = {key: ("", grant.uid) for key, grant in (self.grants or {}).items()}
+        devices = {key: ("", grant.uid) for key, grant in (self.checkpoint or {}).items()}
         for resource, row in (self.holders or {}).items():
             for name, pod in row.items():
                 key = f"{resource} {name}"
@@ -184,8 +184,8 @@ def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | 
     with _noting(damages, f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}") as path:
         modified = os.stat(path).st_mtime  # before: it may be replaced
         rows = kubelet.checkpoint(folder).given
-        grants = {f"{grant.resource} {name}": grant for grant in rows for name in grant.devices}
-        state = state._replace(grants=grants, written=system.clock() - time.time() + modified + TICK)
+        entries = {f"{entry.resource} {name}": entry for entry in rows for name in entry.devices}
+        state = state._replace(checkpoint=entries, written=system.clock() - time.time() + modified + TICK)
     with _noting(damages, f"{folder}/{kubelet.CLAIMS}"):
         claims = [*kubelet.claims(folder), *state.claims]
         state = state._replace(claims=claims, claim_uids=kubelet.claim_uids(folder))

@@ -51,8 +51,8 @@ class KubeletWatch:
         file: the record.
         plugins: others of kubelet's on this node.
         snapshot: of the host's inventory, by which the fronts go; None while there is none.
-        repeat: has kubelet write its checkpoint; None: this process serves no device plugin.
-        is_complete: kubelet has told all that pods have since this process began.
+        repeat: makes kubelet write its checkpoint anew; None: this process serves no device plugin.
+        has_listed_all: kubelet has told all that pods have since this process began.
         state: what kubelet had when it was asked last.
     """
 
@@ -70,7 +70,7 @@ class KubeletWatch:
         self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when
         self._followed: object = None  # identities of the files when nothing was left to ask
         self._running: dict[str, float] = {}  # uids of pods that kubelet does not list, and since when
-        self.is_complete, self.state = False, kubelet_state.KubeletState(0.0)
+        self.has_listed_all, self.state = False, kubelet_state.KubeletState(0.0)
 
     def identify(self) -> str:
         """Return what tells the kubelet that is there from others."""
@@ -85,7 +85,7 @@ class KubeletWatch:
         return f"{plugins(self.kubelet_dir())}/{KUBELET_SOCKET}"
 
     def is_met(self) -> bool:
-        """Return whether the record has the kubelet that is there now, and so what that has forgotten."""
+        """Return whether the record was reconciled with the kubelet that is there now."""
         return self._knows(self.file.read(), self.identify())
 
     def _knows(self, record: Record | None, identity: str) -> bool:
@@ -121,7 +121,7 @@ class KubeletWatch:
             if record != before:
                 self.file.write(record)
                 self._changed()
-        self.state, self.is_complete = state, self.is_complete or state.tells_all
+        self.state, self.has_listed_all = state, self.has_listed_all or state.tells_all
 
     async def _read_state(self, identity: str, ask: bool) -> KubeletState:
         """Return what the kubelet of this identity has, by its files, and by its list if that is asked for."""
@@ -135,7 +135,7 @@ class KubeletWatch:
             runs=runs,
             is_new=runs and not self._knows(record, identity),
             is_young=is_young,
-            complete=listed is not None and self._complete.says(listed, clock, is_young) and not is_young,
+            lists_all=listed is not None and self._complete.says(listed, clock, is_young) and not is_young,
             is_stale=self.repeat is None and not instances.anyone(release.folder()),
             claims=[claim for claim in state.claims if self._heeds() or claim.driver == OWN_DRIVER],
         )
@@ -162,16 +162,16 @@ class KubeletWatch:
         record, clock = self.file.read(), system.clock()
         if record is None or record["boot"] != self.file.boot:
             return True
-        granted, is_ending = _list_unconfirmed(record), self._is_ending(record)
+        waiting, is_ending = _list_waiting(record), self._is_ending(record)
         if not due and not is_ending:
-            if not granted and self._identify_files() == self._followed:
+            if not waiting and self._identify_files() == self._followed:
                 return False
-            if granted and min(granted) > clock - TICK:
+            if waiting and min(waiting) > clock - TICK:
                 return True  # kubelet may not have it yet
-        await self.reconcile(ask=due or bool(granted))
+        await self.reconcile(ask=due or bool(waiting))
         record = self.file.read() or record
         self._repeat_unlisted(record, clock)
-        waits = bool(_list_unconfirmed(record)) or self._is_ending(record)
+        waits = bool(_list_waiting(record)) or self._is_ending(record)
         self._followed = None if waits else self._identify_files()
         return waits
 
@@ -200,7 +200,7 @@ class KubeletWatch:
             self.repeat()
 
 
-def _list_unconfirmed(record: Record) -> list[float]:
+def _list_waiting(record: Record) -> list[float]:
     """Return since when allocations wait for kubelet to tell whose they are."""
     return [
         allocation["since"]

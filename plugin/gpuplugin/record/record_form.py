@@ -3,10 +3,10 @@
 An allocation is a device of the device plugin that a container has; a claim has its devices from the DRA driver. Both
 have a state:
 
-    granted      its driver has answered kubelet; kubelet has not shown yet who has it
+    granted      it is in kubelet's answer, or about to be; kubelet has not shown yet who has it
     confirmed    kubelet lists who has it (pod-resources), or has the claim in its file
     unconfirmed  kubelet's checkpoint alone has it: an init container's, or a pod's that has ended
-    lost         kubelet does not have it any more, and a process of its pods is left: it is not free
+    lost         it has ended for kubelet, and is not free: a process of its pods is left, or what it shared
 
 and end by being taken out of the record (transitions.py has the table). What is read is checked against the types
 below, as they are.

@@ -1,21 +1,26 @@
 """What becomes of an allocation and a claim. Pure.
 
-    from                     by                                                          to
-    -                        Allocate, Prepare                                           granted
-    -                        kubelet has it, and the record does not (a lost record)     confirmed, unconfirmed
-    any                      kubelet lists it (a claim: or has it in its file)           confirmed
-    any                      kubelet's checkpoint has it, and its list does not          unconfirmed
-    any                      Prepare once more of the same claim                         granted
-    any                      kubelet does not have it; a process of its pods is left     lost
-    any                      Unprepare, and a process of the claim's pods is left        lost
-    any                      kubelet does not have it; no process of its pods is left    released
-    any                      Unprepare, and no process of the claim's pods is left       released
-    allocation               a boot: kubelet's checkpoint has it again, or it is gone    released
+    an allocation            by                                                          becomes
+    none                     Allocate                                                    granted
+    any                      kubelet lists it                                            confirmed
+    any                      kubelet's checkpoint alone has it                           unconfirmed
+    any                      kubelet does not have it; a process is left (GRACE)         lost
+    any                      kubelet does not have it; no process is left (QUIET)        released
+    any                      a boot, unless kubelet's checkpoint has it                  released
 
-A start of kubelet releases nothing: its checkpoint has what its pods had, and what it has forgotten is lost until its
-last process has ended, as is a pod's that was deleted by force. An init container's device is in the checkpoint and
-never listed; of a kubelet without an API server that holds for all but static pods. Where kubelet cannot be asked,
-everything stays as it is.
+    a claim                  by                                                          becomes
+    none, or any             Prepare                                                     granted
+    granted                  kubelet lists it, or has it in its file                     confirmed
+    any                      Unprepare, or kubelet does not have it (QUIET), and
+                             - a process of its pods is left (GRACE)                     lost
+                             - its sharing or its MIG instance is not undone             lost
+                             - nothing is left                                           released
+
+What kubelet has, and the record lost, is recorded again as confirmed or unconfirmed. A start of kubelet releases
+nothing: its checkpoint has what its pods had, and what it has forgotten is lost until its last process has ended, as
+is a pod's that was deleted by force. An init container's device is in the checkpoint and never listed; of a kubelet
+without an API server that holds for all but static pods. Where neither list nor checkpoint can be read, everything
+stays as it is.
 Out of scope: what is granted (grants.py), the file (allocations_file.py), what kubelet has (kubelet_state.py), who
 asks (kubelet_watch.py).
 """
@@ -52,7 +57,7 @@ def list_allocations(record: Record) -> Iterator[tuple[str, str, Allocation]]:
 
 
 def list_held(claim: Claim) -> list[ClaimDevice]:
-    """Return the devices that a claim has to itself."""
+    """Return the devices, or parts of devices, that others cannot have: all but those that it only looks at."""
     return [device for device in claim["devices"] if not device["admin"]]
 
 
@@ -129,8 +134,11 @@ def find_lost_claims(record: Record, reasons: Mapping[str, str] = {}) -> dict[st
 
 def describe_ending(claim: Claim) -> str:
     """Return why what a lost claim has is not free yet."""
-    name = quote(f"{claim['namespace']}/{claim['name']}")
-    return changes.ending(f"claim {name}" + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else ""))
+    name = quote(f"claim {claim['namespace']}/{claim['name']}")
+    owner = name + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else "")
+    if claim["sharing"] or list_made(claim):
+        return f"{owner} has it until its processes have ended, and its sharing or MIG instance is undone"
+    return changes.ending(owner)
 
 
 def find_owners(record: Record, keys: Collection[str], kubelet: KubeletState) -> dict[str, str]:
@@ -145,7 +153,7 @@ def find_owners(record: Record, keys: Collection[str], kubelet: KubeletState) ->
 
 
 def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
-    """Return the uids of the pods of which kubelet does not say that they have what the record has of them."""
+    """Return the uids of pods that have something by the record or the checkpoint alone, not by both."""
     uids = {
         allocation["uid"]
         for resource, name, allocation in list_allocations(record)
@@ -159,7 +167,7 @@ def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
         for resource, name, allocation in list_allocations(record)
         if allocation["uid"] or kubelet.find_pod(resource, name)
     }
-    return frozenset(uids) | {grant.uid for key, grant in (kubelet.grants or {}).items() if key not in keys}
+    return frozenset(uids) | {entry.uid for key, entry in (kubelet.checkpoint or {}).items() if key not in keys}
 
 
 def reconcile(record: Record, kubelet: KubeletState, running: Mapping[str, float], units: Units) -> Record:
@@ -215,21 +223,21 @@ def _confirm(allocation: Allocation, pod: str, uid: str) -> Allocation:
 
 def _is_forgotten(seconds: float, kubelet: KubeletState) -> bool:
     """Return whether kubelet has forgotten a pod, of which a process has been left for so many seconds."""
-    has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
-    is_conclusive = kubelet.grants is not None or has_started_without
+    has_started_without = kubelet.runs and kubelet.is_young and kubelet.checkpoint is None
+    is_conclusive = kubelet.checkpoint is not None or has_started_without
     return is_conclusive and (kubelet.is_new or seconds >= GRACE)
 
 
 def _is_outdated(uid: str, kubelet: KubeletState, running: Collection[str]) -> bool:
-    """Return whether a pod that kubelet does not list is in its checkpoint since nobody has that written again."""
-    return kubelet.is_stale and kubelet.complete and uid not in running
+    """Return whether an ended pod is still in kubelet's checkpoint, as no plugin makes kubelet write that anew."""
+    return kubelet.is_stale and kubelet.lists_all and uid not in running
 
 
 def _has_ended(allocation: Allocation, kubelet: KubeletState) -> bool:
-    """Return whether what kubelet does not have, and no process is left of, is free; it may be too new for that."""
+    """Return whether an allocation without pod and process is old enough that kubelet would show who has it."""
     limit = kubelet.clock - QUIET
-    if kubelet.grants is None or kubelet.is_stale:
-        return kubelet.complete and allocation["since"] <= limit
+    if kubelet.checkpoint is None or kubelet.is_stale:
+        return kubelet.lists_all and allocation["since"] <= limit
     return allocation["since"] <= min(limit, kubelet.written)
 
 
@@ -243,7 +251,7 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     if kubelet.has_claim(uid, claim):
         return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
     is_prepared = claim["driver"] == OWN_DRIVER and is_own(uid, claim)
-    is_conclusive = kubelet.claim_uids is not None or (kubelet.complete and not is_prepared)
+    is_conclusive = kubelet.claim_uids is not None or (kubelet.lists_all and not is_prepared)
     if not is_conclusive or claim["since"] > kubelet.clock - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):

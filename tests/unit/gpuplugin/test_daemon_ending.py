@@ -74,7 +74,7 @@ def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
             await kubelet.allocate(GPU, uuid(1))  # meanwhile
             assert not second.done()
             if hangs:
-                with pytest.raises(grpc.aio.AioRpcError, match="has a process that has not ended yet"):
+                with pytest.raises(grpc.aio.AioRpcError, match="of which a process still runs"):
                     await second
             else:
                 assert (await second)["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid(0)}

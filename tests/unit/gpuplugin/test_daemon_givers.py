@@ -84,7 +84,7 @@ def test_what_a_claim_has_waits_until_kubelet_lists_it_no_more(top: Path, host: 
             await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
             with pytest.raises(
                 grpc.aio.AioRpcError,
-                match=r"cannot be used: claim ns/mine of gpu\.nvidia\.com has it; these",
+                match=r"cannot be used: claim ns/mine of gpu\.nvidia\.com has it; a pod",
             ):
                 await kubelet.allocate(GPU, uuid(0))
             kubelet.claimed.clear()

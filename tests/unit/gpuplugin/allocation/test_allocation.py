@@ -155,7 +155,10 @@ def test_nodes_are_passed() -> None:
     ("ids", "why"),
     [
         (["GPU-7"], f"nvidia.com/gpu has no device GPU-7; it has {uuid(0)}, {uuid(1)}"),
-        ([uuid(1)], f"{uuid(1)} of nvidia.com/gpu cannot be used: XID 79 on it; these can: {uuid(0)}"),
+        (
+            [uuid(1)],
+            f"{uuid(1)} of nvidia.com/gpu cannot be used: XID 79 on it; a pod that is made anew gets another",
+        ),
         ([uuid(0), uuid(0)], f"kubelet asks for {uuid(0)} of nvidia.com/gpu 2 times"),
     ],
 )

@@ -174,18 +174,18 @@ def test_an_instance_that_takes_over_goes_by_the_record(scene: Scene) -> None:
     assert late.look(whole()) == SLICES
     new.registry.instances.leave()  # killed
     assert late.look(whole()) == {f"{ONE}::0"}
-    with pytest.raises(GpushimError, match="is to be given out in another way"):
+    with pytest.raises(GpushimError, match="the settings give it out in another way"):
         late.allocate(ONE)
 
 
 def test_a_stale_list_gives_nothing_out(scene: Scene) -> None:
     old, new = scene.settle(whole()), scene.start()
     old.registry.instances.leave()  # stopped, or frozen: it knows nothing of what follows
-    news = old.view.news("inventory.json")
+    news = old.view.identify("inventory.json")
     assert new.look(parts()) == SLICES
     with pytest.raises(GpushimError, match=f"{ONE} is not given out as {GPU} now, but as {GPU} .time-slicing."):
         old.allocate(ONE)
-    assert old.view.news("inventory.json") != news
+    assert old.view.identify("inventory.json") != news
 
 
 def give_instance(scene: Scene) -> Instance:
@@ -283,7 +283,7 @@ def test_nothing_is_given_to_a_kubelet_that_the_record_has_not_met(
         else:
             patch.setattr(sockets, "is_listening", lambda path: False)
         plugin.meet()
-    with pytest.raises(GpushimError, match="does not have the kubelet yet that has just started"):
+    with pytest.raises(GpushimError, match="kubelet has just started, and has not been asked yet"):
         plugin.allocate(ONE)
     plugin.meet()
     with pytest.raises(GpushimError, match="which kubelet no longer knows"):
@@ -368,12 +368,12 @@ def test_a_record_that_cannot_be_written_gives_nothing_out(scene: Scene) -> None
 def test_on_a_disk_that_fills_up_nothing_is_offered_until_it_has_room(scene: Scene) -> None:
     plugin = scene.settle(whole())
     scene.writes = False
-    limits, news = resource.getrlimit(resource.RLIMIT_FSIZE), plugin.view.news("")
+    limits, news = resource.getrlimit(resource.RLIMIT_FSIZE), plugin.view.identify("")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
         with pytest.raises(GpushimError, match=r"cannot be written: File too large"):
             plugin.allocate(ONE)
-        assert plugin.view.news("") != news
+        assert plugin.view.identify("") != news
         with pytest.raises(GpushimError, match=r"cannot be written: File too large"):
             plugin.look(whole())
     finally:

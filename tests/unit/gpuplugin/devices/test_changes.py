@@ -57,7 +57,7 @@ def test_one_waits_and_is_said_and_the_others_change() -> None:
     found = changes.settled(served(old), new, {GPU: {"GPU-0": "pod default/a"}}, WHERE).listed
     assert well(found) == {GPU: {"GPU-0", "GPU-1::0", "GPU-1::1"}}
     assert {one.problem for one in found[GPU] if one.id.startswith("GPU-0::")} == {
-        "it is to be given out in another way than before, which waits for the end of pod default/a"
+        "the settings give it out in another way now, which waits for the end of pod default/a"
     }
     assert changes.settled(served(found), new, {}, WHERE).listed == new
 

@@ -100,3 +100,15 @@ def test_in_a_pod_nothing_is_cut() -> None:
 
 def test_the_device_plugin_leaves_them_out() -> None:
     assert settings.resolve({"on-demand": ["0"], "exclude": ["1"]}, {}, {}).values["exclude"] == ["1", "0"]
+
+
+def test_a_gpu_that_is_lost_keeps_no_other_from_being_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart of the driver beside it."""
+    host = snapshot([gpu(0, mig=True), gpu(1, mig=True)])
+    node, profiles = OnDemand(lambda: host, dict), fragments.profiles_of("A100-40")
+    answers = [{"error": "NVML refuses: GPU is lost"}, {"answer": [[*profile] for profile in profiles]}]
+    programs = [f"print({json.dumps(answer)!r})" for answer in answers]
+    monkeypatch.setattr(nvml_program, "program", lambda *_: [sys.executable, "-c", programs.pop(0)])
+    with pytest.raises(GpushimError, match=f"{uuid(0)}: NVML refuses: GPU is lost"):
+        asyncio.run(node.learn(host, {"on-demand": ["0", "1"]}))
+    assert [*node._profiles] == [uuid(1)]

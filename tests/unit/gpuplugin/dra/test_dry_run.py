@@ -92,7 +92,7 @@ def test_who_has_parts_and_what_a_lost_claim_had(capsys: pytest.CaptureFixture[s
     text = said(capsys)
     assert "claim d/a (10240 of 40960 MiB), claim d/b (10240 of 40960 MiB)" in text
     assert "2 of 3 can be given out" in text
-    assert [line for line in text.splitlines() if line.startswith(uuid(1).lower()) and "has not ended yet" in line]
+    assert [line for line in text.splitlines() if line.startswith(uuid(1).lower()) and "a process still runs" in line]
 
 
 def test_another_driver_is_named() -> None:

@@ -171,7 +171,7 @@ WHOLE: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("pair", WHOLE.values(), ids=WHOLE)
 def test_a_whole_device_excludes_parts(pair: tuple[record_form.Claim, record_form.Claim]) -> None:
-    with pytest.raises(GpushimError, match="and gives it back within a minute"):
+    with pytest.raises(GpushimError, match="delete that claim, or the pods that have it"):
         granted(*pair)
 
 

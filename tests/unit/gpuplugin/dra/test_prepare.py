@@ -109,7 +109,7 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
         assert node.driver.is_owed("a")
         assert [*find_lost_claims(node.record)] == [uuid(0)]
         assert find_lost_claims(node.record, node.driver.warned | {"b": "no"}) == {uuid(0): node.driver.warned["a"]}
-        assert "claim d/a has it" in await node.prepare("b")
+        assert "claim d/a of " in await node.prepare("b")
         node.running = set()
         await node.later(moments.EACH)
         assert not find_lost_claims(node.record)
@@ -134,7 +134,7 @@ def test_a_pods_name_that_comes_again_between_two_looks_is_another_pod(node: Nod
         await node.unprepare("a")
         await node.later(120)
         assert [*find_lost_claims(node.record)] == [uuid(0)]
-        assert "claim d/a has it" in await node.prepare("b")
+        assert "claim d/a of " in await node.prepare("b")
 
     asyncio.run(story())
 
@@ -149,7 +149,7 @@ def test_a_claim_that_is_prepared_again_forgets_no_pod_that_hangs(node: Node) ->
         await node.unprepare("a")
         await node.later(120)
         assert [*find_lost_claims(node.record)] == [uuid(0)]
-        assert "claim d/a has it" in await node.prepare("b")
+        assert "claim d/a of " in await node.prepare("b")
 
     asyncio.run(story())
 
@@ -224,7 +224,7 @@ def test_what_kubelet_lists_counts_when_the_record_was_removed_meanwhile(node: N
         node.listed = [("a", "gpu-0")]
         await node.later(YOUNG + 2 * moments.EACH)
         Path(node.file.path).unlink()
-        assert "claim d/a has it" in await node.prepare("b")
+        assert "claim d/a of " in await node.prepare("b")
 
     asyncio.run(story())
 
@@ -388,7 +388,7 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
 
     async def story() -> None:
         node.claims["a"], node.listed = ("gpu-0",), [("theirs", "gpu-0")]
-        assert "claim d/theirs has it" in await node.prepare("a")
+        assert "claim d/theirs of gpu.nvidia.com has it" in await node.prepare("a")
         node.listed.clear()
         node.pods = ["pod d/agent"]
         await node.later(YOUNG + 2 * moments.EACH)

@@ -36,7 +36,7 @@ UNITS = {ONE: Device(ONE, ONE, "0", 0)}
 
 def kubelet(**more: Any) -> KubeletState:
     """Return a kubelet that answers, has nothing, and has just written its checkpoint."""
-    state = KubeletState(NOW, {}, runs=True, complete=True, grants={}, written=NOW, claim_uids=frozenset())
+    state = KubeletState(NOW, {}, runs=True, lists_all=True, checkpoint={}, written=NOW, claim_uids=frozenset())
     return state._replace(**more)
 
 
@@ -46,32 +46,32 @@ def promises(uid: str = "u-a", key: str = KEY) -> dict[str, Given]:
 
 
 LISTS: dict[str, Any] = {"holders": {GPU: {ONE: "pod d/a"}}}
-STARTED: dict[str, Any] = {"grants": None, "is_new": True, "is_young": True}
-AWAY: dict[str, Any] = {"holders": None, "runs": False, "complete": False}
+STARTED: dict[str, Any] = {"checkpoint": None, "is_new": True, "is_young": True}
+AWAY: dict[str, Any] = {"holders": None, "runs": False, "lists_all": False}
 # What kubelet has, whether a process of the pod is left, and the states after that; "" is released.
 CASES: dict[str, tuple[dict[str, Any], bool, str]] = {
     "listed": (LISTS, True, CONFIRMED),
     "listed, without a process yet": (LISTS, False, CONFIRMED),
-    "in the checkpoint alone, as an init container's": ({"grants": promises()}, True, UNCONFIRMED),
-    "a kubelet that is away, and has it": ({**AWAY, "grants": promises()}, False, "as it was"),
+    "in the checkpoint alone, as an init container's": ({"checkpoint": promises()}, True, UNCONFIRMED),
+    "a kubelet that is away, and has it": ({**AWAY, "checkpoint": promises()}, False, "as it was"),
     "a kubelet that is away, and has forgotten it": (AWAY, True, LOST),
-    "a kubelet that is away without its checkpoint": ({**AWAY, "grants": None}, True, "as it was"),
+    "a kubelet that is away without its checkpoint": ({**AWAY, "checkpoint": None}, True, "as it was"),
     "a kubelet that has started without its checkpoint": (
-        {"grants": None, "is_new": True, "is_young": True},
+        {"checkpoint": None, "is_new": True, "is_young": True},
         True,
         LOST,
     ),
     "deleted by force, a process hangs": ({}, True, LOST),
     "ended": ({}, False, ""),
     "ended, while kubelet is away": (AWAY, False, ""),
-    "neither file nor answer": ({**AWAY, "grants": None}, False, "as it was"),
+    "neither file nor answer": ({**AWAY, "checkpoint": None}, False, "as it was"),
     "a static kubelet that answers, without a checkpoint": (
-        {"grants": None, "complete": False},
+        {"checkpoint": None, "lists_all": False},
         False,
         "as it was",
     ),
-    "a checkpoint that nobody has written since": ({"grants": promises(), "is_stale": True}, False, ""),
-    "such a checkpoint, a process is left": ({"grants": promises(), "is_stale": True}, True, UNCONFIRMED),
+    "a checkpoint that nobody has written since": ({"checkpoint": promises(), "is_stale": True}, False, ""),
+    "such a checkpoint, a process is left": ({"checkpoint": promises(), "is_stale": True}, True, UNCONFIRMED),
 }
 
 
@@ -81,7 +81,7 @@ def test_an_allocation(state: dict[str, Any], runs: bool, after: str, before: st
     row = allocation(state=before)
     moved = transitions.move_allocation(KEY, row, kubelet(**state), {"u-a": 60.0} if runs else {})
     if after == "as it was":
-        after = UNCONFIRMED if state.get("grants") and before != CONFIRMED else before
+        after = UNCONFIRMED if state.get("checkpoint") and before != CONFIRMED else before
     assert (moved["state"] if moved else "") == after
 
 
@@ -101,7 +101,7 @@ def test_what_was_granted_just_now_is_not_in_kubelets_files_yet() -> None:
 
 def test_a_checkpoint_from_before_the_grant_is_of_the_pod_before() -> None:
     row = allocation(state=GRANTED, pod="", uid="", since=NOW)
-    listed = kubelet(**LISTS, grants=promises("u-before"), written=NOW - 1)
+    listed = kubelet(**LISTS, checkpoint=promises("u-before"), written=NOW - 1)
     moved = transitions.move_allocation(KEY, row, listed, {})
     assert moved
     assert (moved["pod"], moved["uid"]) == ("pod d/a", "")
@@ -139,7 +139,7 @@ def test_a_claim(row: dict[str, Any], state: dict[str, Any], runs: bool, after: 
 def test_a_claim_of_another_driver_ends_with_kubelets_list() -> None:
     key = "claim d/c of other"
     row = claim(claim_device(), driver="other", since=0.0)
-    assert transitions.move_claim(key, row, kubelet(claim_uids=None, complete=False), {}) == row
+    assert transitions.move_claim(key, row, kubelet(claim_uids=None, lists_all=False), {}) == row
     assert transitions.move_claim(key, row, kubelet(claim_uids=None), {}) is None
 
 
@@ -154,7 +154,7 @@ def test_what_kubelet_has_and_nobody_wrote_down_is_recorded_with_what_excludes_o
     host = snapshot([gpu(0)])
     state = kubelet(
         holders={GPU: {f"{ONE}::1": "pod d/b"}},
-        grants=promises("u-b", f"{GPU} {ONE}::1"),
+        checkpoint=promises("u-b", f"{GPU} {ONE}::1"),
         claims=[LISTED._replace(driver="other", cdi=(f"nvidia.com/gpu={ONE}",), uids=frozenset({"u-c"}))],
         snapshot=host,
     )
@@ -181,13 +181,13 @@ def test_another_drivers_claim_of_the_name_of_one_that_hangs_has_its_gpu_too() -
 def test_what_a_checkpoint_has_that_nobody_has_written_since_is_not_recorded_anew() -> None:
     """As where the DRA driver has taken the place of the device plugin."""
     before = record(allocations={KEY: allocation(uid="")})
-    state = kubelet(grants=promises(), is_stale=True)
+    state = kubelet(checkpoint=promises(), is_stale=True)
     assert transitions.find_suspects(before, state) == {"u-a"}
     assert transitions.reconcile(before, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
     after = transitions.reconcile(before, state, {}, UNITS)
     assert not after["gpus"][ONE]["allocations"]
     assert transitions.reconcile(after, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
-    assert transitions.reconcile(after, state._replace(complete=False), {}, UNITS)["gpus"][ONE]["allocations"]
+    assert transitions.reconcile(after, state._replace(lists_all=False), {}, UNITS)["gpus"][ONE]["allocations"]
 
 
 def test_what_is_unknown_is_known_when_kubelet_has_told_all() -> None:
@@ -254,7 +254,7 @@ def test_parts_of_one_group_go_to_several() -> None:
 
 def test_kubelet_gives_again_what_a_pod_had_when_its_last_process_has_ended() -> None:
     before = record(allocations={KEY: allocation()})
-    with pytest.raises(GpushimError, match="has a process that has not ended yet"):
+    with pytest.raises(GpushimError, match="of which a process still runs"):
         grants.grant(before, [ask(*WHOLE)], NOW, {KEY})
     grants.grant(before, [ask(*WHOLE)], NOW, set())
 
@@ -276,17 +276,17 @@ HELD: dict[str, tuple[Any, Any, str]] = {
     "another claim's": (
         record(claims={"other": claim(claim_device(), name="o")}),
         claim_device(),
-        "claim d/o has it",
+        "claim d/o of gpu.nvidia.com has it",
     ),
     "a partition that another claim had made and that is removed": (
         record(claims={"other": claim({**claim_device(PART, ONE), "device": "mig-1"}, name="o")}),
         {**claim_device("MIG-not-made", ONE), "device": "mig-1"},
-        f"claim d/o has {PART}",
+        f"claim d/o of gpu.nvidia.com has {PART}",
     ),
     "the place of another claim's": (
         record(claims={"other": claim(claim_device(PART, ONE, "1/0"), name="o")}),
         claim_device(REMADE, ONE, "1/0"),
-        f"claim d/o has {PART}",
+        f"claim d/o of gpu.nvidia.com has {PART}",
     ),
 }
 
@@ -301,7 +301,7 @@ def test_a_claim_gets_nothing_that_somebody_has(before: Any, device: Any, senten
 def test_a_lost_claim_whose_uid_nobody_knows_is_not_one_of_its_name_that_was_made_anew() -> None:
     key = "claim d/c of gpu.nvidia.com"
     before = record(claims={key: claim(claim_device(), state=LOST)})
-    with pytest.raises(GpushimError, match="claim d/c has it"):
+    with pytest.raises(GpushimError, match="claim d/c of the pod with uid u-c has it"):
         grants.grant_claim(before, "u", claim(claim_device()))
     assert {*grants.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
 
@@ -314,6 +314,6 @@ def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
 
 def test_kubelet_knows_a_pod_before_the_record() -> None:
     before = record(allocations={KEY: allocation(uid=""), f"{GPU} x": allocation(uid="u-x")})
-    state = kubelet(grants=promises("u-new"))
+    state = kubelet(checkpoint=promises("u-new"))
     assert transitions.find_owners(before, [KEY, f"{GPU} x", f"{GPU} y"], state) == {KEY: "u-new", f"{GPU} x": "u-x"}
     assert transitions.find_owners(before, [KEY], kubelet()) == {}
