@@ -23,7 +23,7 @@ sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "ho
 
 from gpuplugin.dra import offered, partitions  # noqa: E402
 from gpuplugin.dra.offered import Offered  # noqa: E402
-from gpuplugin.dra.partitions import Profile  # noqa: E402
+from gpushim.mig.fit import Profile  # noqa: E402
 from unit.gpuplugin.snapshots import gpu, snapshot  # noqa: E402
 
 ARRIVALS, SEEDS, LOAD = 1000, 10, 0.9  # LOAD: memory slices that are asked for at a time, of those that there are
@@ -79,11 +79,13 @@ def profiles_of(model: str) -> list[Profile]:
     media = {True: {"engines.ofa": 1}, False: {}}
     return [
         Profile(
+            0,
             name.format(*sizes),
             slices,
+            0,
+            [(start, length) for start in starts],
             length * sizes[0] * 1024,
             media[name.endswith("+me") or length == whole],
-            [(start, length) for start in starts],
         )
         for name, (slices, length, starts) in rows.items()
     ]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import offered, spec
 from gpuplugin.dra.partition_child import CHECK, LIST, MAKE, REMOVE
-from gpuplugin.dra.partitions import Profile, divide, get_parent, is_unmade, name_partition
+from gpuplugin.dra.partitions import divide, get_parent, is_unmade, name_partition
 from gpuplugin.processes import spawn
 from gpuplugin.record.transitions import list_made
 from gpuplugin.settings import resources
@@ -27,6 +27,7 @@ from gpuplugin.snapshot import node_requests, release
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import failure, nvml_program
+from gpushim.mig.fit import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

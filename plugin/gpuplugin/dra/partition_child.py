@@ -6,7 +6,6 @@ have been killed at any step.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +15,9 @@ from gpushim.mig import gpu_instances
 from gpushim.mig.fit import Instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpushim.mig.fit import Profile, State
 
 LIST, CHECK, MAKE, REMOVE = "list", "check", "make", "remove"
-# nvml.h, nvmlGpuInstanceProfileInfo_v2_t, by the names of inventory.nvml.ATTRIBUTES.
-MEMBERS = {
-    "multiprocessors": "multiprocessorCount",
-    "engines.copy": "copyEngineCount",
-    "engines.decoder": "decoderCount",
-    "engines.encoder": "encoderCount",
-    "engines.jpeg": "jpegCount",
-    "engines.ofa": "ofaCount",
-}
 
 
 def main(library: str, requests: str) -> None:
@@ -54,7 +42,7 @@ def _carry_out(session: Any, action: str, gpu: str, name: str) -> dict[str, Any]
         handle = session.nvmlDeviceGetHandleByUUID(gpu.encode())
         state = gpu_instances.read(session, handle)
         if action == LIST:
-            return {"answer": [*_describe(session, handle, state)]}
+            return {"answer": [*state.profiles.values()]}
         profile, instance = _find(state, gpu.lower(), name)
         present = {
             number: other
@@ -75,16 +63,6 @@ def _carry_out(session: Any, action: str, gpu: str, name: str) -> dict[str, Any]
     except Exception as error:  # noqa: BLE001 - said to the parent, which alone hears it
         return {"error": f"{type(error).__name__}: {error}"}
     return {"answer": None}
-
-
-def _describe(session: Any, handle: Any, state: State) -> Iterator[list[Any]]:
-    """Yield the members of each partitions.Profile."""
-    for number in range(session.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        with contextlib.suppress(session.NVMLError_NotSupported, session.NVMLError_InvalidArgument):
-            info = session.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
-            counted = {key: int(getattr(info, member)) for key, member in MEMBERS.items()}
-            profile = next(profile for profile in state.profiles.values() if profile.id == info.id)
-            yield [profile.name, profile.slices, int(info.memorySizeMB), counted, profile.placements]
 
 
 def _find(state: State, gpu: str, name: str) -> tuple[Profile, Instance]:

@@ -11,7 +11,7 @@ Pure. Out of scope: what NVML is asked for profiles, and who makes partitions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import offered
 from gpuplugin.dra.offered import COUNTED, GPU, MIG, Offered
@@ -19,26 +19,10 @@ from gpuplugin.dra.offered import COUNTED, GPU, MIG, Offered
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from gpushim.mig.fit import Profile
+
 SETS = 8  # of counters, in a slice (resource.k8s.io/v1, ResourceSliceMaxCounterSets)
 ENGINES = {name: key for name, key in COUNTED.items() if key.startswith("engines.")}
-
-
-class Profile(NamedTuple):
-    """A profile of GPU instances.
-
-    Attributes:
-        name: as NVML has it, 1g.10gb or 1g.10gb+me.
-        slices: compute slices.
-        memory: in MiB.
-        counted: what it has, by the names of inventory.nvml.ATTRIBUTES.
-        placements: first memory slice of each, and how many.
-    """
-
-    name: str
-    slices: int
-    memory: int
-    counted: Mapping[str, int]
-    placements: Sequence[tuple[int, int]]
 
 
 def divide(

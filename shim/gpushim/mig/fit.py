@@ -22,13 +22,17 @@ class Profile(NamedTuple):
         slices: of compute.
         most: instances of it that a GPU may have.
         placements: (first memory slice, number) of each; none if NVML does not tell, as without MIG mode.
+        memory: in MiB.
+        counted: what it has, by the names of inventory.nvml.ATTRIBUTES.
     """
 
     id: int
     name: str
     slices: int
     most: int
-    placements: tuple[tuple[int, int], ...]
+    placements: Sequence[tuple[int, int]]
+    memory: int = 0
+    counted: Mapping[str, int] = {}
 
 
 class Instance(NamedTuple):

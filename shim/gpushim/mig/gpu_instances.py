@@ -14,6 +14,16 @@ from gpushim.mig.fit import Instance, Profile, State
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+# nvml.h, nvmlGpuInstanceProfileInfo_v2_t, by the names of inventory.nvml.ATTRIBUTES.
+MEMBERS = {
+    "multiprocessors": "multiprocessorCount",
+    "engines.copy": "copyEngineCount",
+    "engines.decoder": "decoderCount",
+    "engines.encoder": "encoderCount",
+    "engines.jpeg": "jpegCount",
+    "engines.ofa": "ofaCount",
+}
+
 
 def read(nvml: Any, handle: Any) -> State:
     """Return a GPU's state; NVML may tell no profiles or no placements of a GPU that is not in MIG mode."""
@@ -21,7 +31,7 @@ def read(nvml: Any, handle: Any) -> State:
     profiles = {profile.name: profile for profile in _profiles(nvml, handle)}
     instances = {}
     for profile in profiles.values() if current else ():
-        for gi in _listed(nvml, nvml.nvmlDeviceGetGpuInstances, nvml.c_nvmlGpuInstance_t, handle, profile):
+        for gi in _list(nvml.nvmlDeviceGetGpuInstances, nvml.c_nvmlGpuInstance_t, handle, profile):
             info = nvml.nvmlGpuInstanceGetInfo(gi)
             slices = (slices for slices, _ in _computes(nvml, gi))
             placement = int(info.placement.start), int(info.placement.size)
@@ -66,7 +76,9 @@ def _profiles(nvml: Any, handle: Any) -> Iterator[Profile]:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
             name = info.name.rpartition("MIG ")[2]
             placements = tuple(_placements(nvml, handle, info.id))
-            yield Profile(int(info.id), name, int(info.sliceCount), int(info.instanceCount), placements)
+            counts, memory = (int(info.sliceCount), int(info.instanceCount)), int(info.memorySizeMB)
+            counted = {key: int(getattr(info, member)) for key, member in MEMBERS.items()}
+            yield Profile(int(info.id), name, *counts, placements, memory, counted)
 
 
 def _placements(nvml: Any, handle: Any, profile: int) -> Iterator[tuple[int, int]]:
@@ -82,9 +94,7 @@ def _placements(nvml: Any, handle: Any, profile: int) -> Iterator[tuple[int, int
 def _computes(nvml: Any, gi: Any) -> Iterator[tuple[int, Any]]:
     """List the compute instances of a GPU instance, each with its slices."""
     for profile in _compute_profiles(nvml, gi):
-        for compute in _listed(
-            nvml, nvml.nvmlGpuInstanceGetComputeInstances, nvml.c_nvmlComputeInstance_t, gi, profile
-        ):
+        for compute in _list(nvml.nvmlGpuInstanceGetComputeInstances, nvml.c_nvmlComputeInstance_t, gi, profile):
             yield profile.slices, compute
 
 
@@ -97,7 +107,7 @@ def _compute_profiles(nvml: Any, gi: Any) -> Iterator[Profile]:
             yield Profile(int(info.id), "", int(info.sliceCount), int(info.instanceCount), ())
 
 
-def _listed(nvml: Any, call: Any, kind: Any, parent: Any, profile: Profile) -> list[Any]:
+def _list(call: Any, kind: Any, parent: Any, profile: Profile) -> list[Any]:
     """Return the handles of the instances of a profile that a GPU or GPU instance has."""
     count, handles = ctypes.c_uint(), (kind * profile.most)()
     call(parent, profile.id, handles, ctypes.byref(count))
