@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
 from gpuplugin.dra import partitions, spec, taints
+from gpuplugin.dra.claim_offer import Offer
 from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.partitions import is_unmade
-from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.prepare import Claims
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import offered, spec
@@ -30,7 +29,7 @@ from gpushim.inventory import failure, nvml_program
 from gpushim.mig.fit import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.dra.claim import Claim
     from gpuplugin.dra.offered import Offered
@@ -252,15 +251,6 @@ class OnDemand:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(spawn.wait_for(self._pid), KILLED)
         return answers
-
-
-def list_units(snapshot: Snapshot, devices: Iterable[Offered]) -> dict[str, resources.Device]:
-    """Return a node's GPUs and MIG instances by UUID, and partitions that are not there by what they have for one."""
-    units = resources.units(snapshot)
-    for device in filter(is_unmade, devices):
-        parent = units[get_parent(device)]
-        units[device.uuid] = replace(parent, id=device.uuid, uuid=device.uuid)
-    return units
 
 
 def _find_gpus(snapshot: Snapshot, texts: Collection[str]) -> dict[str, int]:

@@ -8,17 +8,15 @@ Budget: 5 ms beside the API server's answer. Out of scope: the wire (kubelet/dra
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import taints
-from gpuplugin.dra.adopted import learn_parts
-from gpuplugin.dra.claim import allocated, describe_devices, groups, is_here, reserved_for
+from gpuplugin.dra.claim import allocated, groups
 from gpuplugin.dra.configs import of_others
-from gpuplugin.dra.cutting import POLL, list_units
+from gpuplugin.dra.cutting import POLL
 from gpuplugin.dra.shared import names
+from gpuplugin.dra.upkeep import Upkeep
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
@@ -34,44 +32,15 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
+    from gpuplugin.dra.claim_offer import Offer
     from gpuplugin.dra.cutting import OnDemand
     from gpuplugin.dra.link import Link
-    from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.shared import Sharing
     from gpuplugin.record import record_form
     from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.record.record_form import Record
-    from gpushim.ground.model import Snapshot
 
-SUSPECTED = 45.0  # seconds between questions to the API server for the same claim
-SOON = 3.0  # seconds for an answer to that
 LATE = 38.0  # seconds after which kubelet, which waits for 45, is told what a claim waits for
-ENDED = 30.0  # seconds in which kubelet lists no pod of a claim, before that is asked: containers may still end
-
-
-class Offer(NamedTuple):
-    """What this node has.
-
-    Attributes:
-        devices: by name.
-        kind: of the CDI spec.
-        problem: why nothing can be given now, or "".
-        snapshot: of which all that is; None at first.
-        sick: taints of what is unhealthy, by UUID.
-        sentences: why, by UUID.
-    """
-
-    devices: Mapping[str, Offered]
-    kind: str
-    problem: str = ""
-    snapshot: Snapshot | None = None
-    sick: Mapping[str, Sequence[Mapping[str, str]]] = {}
-    sentences: Mapping[str, str] = {}
-
-    @property
-    def usable(self) -> Snapshot | None:
-        """The snapshot; None while nothing can be given."""
-        return None if self.problem else self.snapshot
 
 
 class Claims:
@@ -100,13 +69,9 @@ class Claims:
     ) -> None:
         self._file, self._watch, self._link, self._node, self._offer = watch.file, watch, link, node, offer
         self._sharing, self._on_demand = sharing, on_demand
-        self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
-        self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
-        # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
-        self._pods: dict[str, tuple[frozenset[str], float]] = {}
         self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
+        self._upkeep = Upkeep(watch, link, node, offer, self._over)
         self.warned: dict[str, str] = {}
-        self._prepared: set[str] = set()  # uids that were given something while the API server is asked
         self._removing: set[str] = set()  # uids whose partitions are being removed
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
@@ -129,7 +94,7 @@ class Claims:
                 raise GpushimError(offer.problem, INVENTORY)
             uuids = self._find_uuids(claim, offer)
             shared = groups(claim, uuids)
-            devices = _describe(claim, offer)
+            devices = offer.describe(claim)
             self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
             await self._grant(claim, devices, shared)
             await self._wait_for_removal(claim, deadline)  # which had begun before that was written
@@ -194,7 +159,7 @@ class Claims:
         if not before or not transitions.list_made(before):
             await self._on_demand.check(claim)
         self._find_uuids(claim, offer)
-        await self._grant(claim, _describe(claim, offer), ())
+        await self._grant(claim, offer.describe(claim), ())
         try:
             await self._on_demand.make(claim, deadline)
         except GpushimError:
@@ -232,7 +197,7 @@ class Claims:
             "state": GRANTED,
             "since": system.clock(),
         }
-        self._prepared.add(claim.uid)
+        self._upkeep.prepared.add(claim.uid)
         self._over.pop(claim.uid, None)
         await self._watch.reconcile(ask=not self._watch.has_listed_all or self._file.read() is None)
         try:
@@ -240,7 +205,7 @@ class Claims:
         except GpushimError:
             await self._watch.reconcile()
             uuids = {device["uuid"] for device in devices if "share" in device}
-            await learn_parts(self._file, self._watch.state.claims, uuids, self._describe_allocated)
+            await self._upkeep.learn_parts(uuids)
             self._write_grant(claim, row)
 
     def _write_grant(self, claim: Claim, row: record_form.Claim) -> None:
@@ -277,8 +242,11 @@ class Claims:
 
         A process that hangs in the kernel has them still, though kubelet has its pod deleted by force unprepared.
         """
-        claims = self._find_over(self._file.read_current())
-        self._over = {uid: since for uid, since in self._over.items() if uid in claims}
+        record = self._file.read_current()
+        claims = self._find_over(record)
+        self.warned = {uid: sentence for uid, sentence in self.warned.items() if uid in record["claims"]}
+        for uid in self._over.keys() - claims.keys():
+            del self._over[uid]
         if not claims:
             return
         running = await cgroups.find_running(frozenset(pod for claim in claims.values() for pod in claim["pods"]))
@@ -329,96 +297,7 @@ class Claims:
 
         To release may take long, until GPUs are what they were; meanwhile it is seen who has ended.
         """
-        await asyncio.gather(*map(tasks.repeat, (self._sweep, self._release, self._sharing.look)))
-
-    async def _sweep(self) -> None:
-        """Reconcile the record; find what kubelet does not list and the API server does not have."""
-        record = self._file.read_current()
-        has_allocations = self._watch.repeat is None and any(transitions.list_allocations(record))
-        if self._offer().snapshot is None or not (record["claims"] or has_allocations):
-            return  # allocations of a device plugin in this process are followed by that
-        await self._watch.reconcile()
-        state, claims, clock = self._watch.state, self._file.read_current()["claims"], time.monotonic()
-        self._prepared &= claims.keys()
-        self.warned = {uid: sentence for uid, sentence in self.warned.items() if uid in claims}
-        self._asked = {uid: asked_at for uid, asked_at in self._asked.items() if uid in claims}
-        if state.holders is None:
-            return
-        self._unlisted = {
-            uid: self._unlisted.get(uid, clock) for uid, claim in claims.items() if not state.has_claim(uid, claim)
-        }
-        due = [
-            uid
-            for uid, since in self._unlisted.items()
-            if clock - since >= ENDED and clock - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
-            if claims[uid]["state"] != LOST and uid not in self._over
-        ]
-        self._asked.update(dict.fromkeys(due, clock))
-        await asyncio.gather(*(self._doubt(uid, claims[uid]) for uid in due))
-        await self._join(claims)
-
-    async def _join(self, claims: Mapping[str, record_form.Claim]) -> None:
-        """Write down which pods have which claims, where kubelet lists others than before: it prepares one once.
-
-        It lists names, which come again between two looks; one that several pods have is asked for now and then.
-
-        Raises:
-            GpushimError: there is no answer, or the record cannot be written.
-        """
-        pods: dict[tuple[str, str], set[str]] = {}
-        for entry in self._watch.state.claims:
-            if entry.driver == OWN_DRIVER:
-                pods.setdefault((entry.namespace, entry.name), set()).add(entry.pod)
-        listed = {uid: frozenset(pods.get((claim["namespace"], claim["name"]), ())) for uid, claim in claims.items()}
-        self._pods = {uid: (row[0] & listed[uid], row[1]) for uid, row in self._pods.items() if uid in listed}
-        for uid, claim in claims.items():
-            names, asked_at = self._pods.get(uid, (frozenset(), 0.0))
-            is_known = listed[uid] <= names and (len(names) < 2 or time.monotonic() - asked_at < SUSPECTED)
-            if claim["state"] == LOST or uid in self._over or is_known:
-                continue
-            with contextlib.suppress(asyncio.TimeoutError):
-                body = await self._fetch(uid, claim)
-                self._pods[uid] = listed[uid], time.monotonic()
-                if body:
-                    running = await cgroups.find_running(frozenset(claim["pods"]))
-                    uids = sorted(running.union(reserved_for(body)))
-                    self._file.change_claims([uid], functools.partial(_set_pods, uids))
-
-    async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
-        """Return a recorded claim as the API server has it; None if it is gone, also where another has its name.
-
-        Raises:
-            GpushimError: there is no answer.
-            asyncio.TimeoutError: not soon.
-        """
-        request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
-        return await asyncio.wait_for(self._link.claim(request), SOON)
-
-    async def _describe_allocated(self, uid: str, claim: record_form.Claim) -> list[record_form.ClaimDevice]:
-        """Return what a recorded claim has of what this node has now, by the API server; raise as `_fetch`."""
-        body, offer = await self._fetch(uid, claim), self._offer()
-        if body is None:
-            return []
-        request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
-        allocation = allocated(request, body, self._node)
-        present = tuple(result for result in allocation.results if result.device in offer.devices)
-        return _describe(allocation._replace(results=present), offer)
-
-    async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
-        """Lose what no pod has if the claim is gone, or has nothing here any more: names come again.
-
-        Raises:
-            GpushimError: there is no answer, or the record cannot be written.
-        """
-        self._prepared.discard(uid)
-        try:
-            body = await self._fetch(uid, claim)
-        except asyncio.TimeoutError:
-            return
-        if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):
-            name = quote(f"{claim['namespace']}/{claim['name']}")
-            logger.info("claim %s is gone from this node: its GPUs are taken back", name)
-            self._over[uid] = system.clock()
+        await asyncio.gather(*map(tasks.repeat, (self._upkeep.look, self._release, self._sharing.look)))
 
 
 def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]]:
@@ -428,12 +307,3 @@ def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]
 
 def _name_made(claim: record_form.Claim) -> set[str]:
     return {device["device"] for device in transitions.list_made(claim)}
-
-
-def _set_pods(pods: list[str], claim: record_form.Claim) -> record_form.Claim:
-    return {**claim, "pods": pods}
-
-
-def _describe(claim: Claim, offer: Offer) -> list[record_form.ClaimDevice]:
-    units = list_units(offer.snapshot, offer.devices.values()) if offer.snapshot else {}
-    return describe_devices(claim, offer.devices, units)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuplugin.devices.mps_group import MpsGroup
+from gpuplugin.dra.claim_offer import Offer
 from gpuplugin.dra.cutting import OnDemand
-from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.prepare import Claims
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
@@ -75,7 +76,8 @@ class Node:
         monkeypatch.setattr(podresources, "listed", self._listed)
         monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(self.running.intersection(uids)))
         monkeypatch.setattr(podresources, "answers", lambda _: True)
-        monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in ("prepare", "upkeep"):
+            monkeypatch.setattr(f"gpuplugin.dra.{module}.time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(system, "clock", lambda: self.now)
         self.offer: Any = Offer({name: Device(name) for name in NAMES}, KIND, snapshot=HOST)  # type: ignore[misc]
         self.watch = KubeletWatch(lambda: str(kubelet_dir))
@@ -151,7 +153,7 @@ class Node:
         end = self.now + seconds
         while self.now < end:
             self.now += moments.EACH
-            await self.driver._sweep()
+            await self.driver._upkeep.look()
             await self.driver._release()
 
 

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.dra import prepare, shared
+from gpuplugin.dra import shared, upkeep
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.prepare import Claims
 from gpuplugin.kubelet import cgroups
@@ -61,7 +61,7 @@ def test_what_pods_have_is_followed_by_a_device_plugin_of_this_process(
     node.watch.repeat = print if beside else None
     with node.file.locked():
         node.file.write(rows.record(allocations={"r i": rows.allocation()}, boot=system.boot()))
-    asyncio.run(node.driver._sweep())
+    asyncio.run(node.driver._upkeep.look())
     assert reconcile.await_count == (not beside)
 
 
@@ -81,9 +81,9 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         await node.later(120)
         assert node.recorded == ["a"]
         node.listed.clear()
-        await node.later(prepare.ENDED - moments.EACH)
+        await node.later(upkeep.ENDED - moments.EACH)
         assert node.recorded == ["a"]
-        await node.later(60 - prepare.ENDED)
+        await node.later(60 - upkeep.ENDED)
         assert not node.recorded
 
     asyncio.run(story())
@@ -365,7 +365,7 @@ def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkey
         node.claims["a"] = ("gpu-0",)
         await node.prepare("a")
         node.now += 60
-        await node.driver._sweep()
+        await node.driver._upkeep.look()
         node.claims["a"] = None
         asked = node.claim
 
