@@ -239,7 +239,7 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
     try:
-        config_of = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
+        config_of = configs.chosen(allocation, _types(allocation))
     except GpushimError as error:
         rows = [row["device"] for row in allocation["devices"]["results"][:MOST] if row["driver"] == OWN_DRIVER]
         names = ", ".join(quote(str(name)) for name in rows[:LISTED]) + (", ..." if len(rows) > LISTED else "")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
 from gpuplugin.settings.forms import ALIKE, find_meant, show, suggest
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -72,12 +73,11 @@ class Row(NamedTuple):
     config: Config
 
 
-def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str]) -> dict[int, Config]:
-    """Choose the config of each device that a claim got of a driver.
+def chosen(allocation: Mapping[str, Any], types: Mapping[str, str]) -> dict[int, Config]:
+    """Choose the config of each device that a claim got of this driver.
 
     Args:
         allocation: of the claim's status.
-        driver: its name.
         types: gpu or mig, by the name of a device; what is not there is of any type.
 
     Returns:
@@ -87,25 +87,20 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
     """
     devices = allocation.get("devices") or {}
-    rows = [_row(row, number, driver) for number, row in enumerate(_rows(devices, "config")) if _is_of(row, driver)]
+    rows = [_row(row, number) for number, row in enumerate(_rows(devices, "config")) if _is_own(row)]
     return {
         number: _best(str(result.get("request")), str(result.get("device")), rows, types)
         for number, result in enumerate(_rows(devices, "results"))
-        if result.get("driver") == driver
+        if result.get("driver") == OWN_DRIVER
     }
 
 
-def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
-    """Return notes of configs for other drivers, and whether this one may be meant: to them they are nothing wrong.
-
-    Args:
-        rows: of an allocation.
-        driver: the name of this one.
-    """
+def of_others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return notes of configs of an allocation that are for other drivers, and whether this one may be meant."""
     names = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
-    foreign_names = dict.fromkeys(name for name in names if isinstance(name, str) and name != driver)
+    foreign_names = dict.fromkeys(name for name in names if isinstance(name, str) and name != OWN_DRIVER)
     return [
-        f"a config is for the driver {quote(name)}, which is not this one{suggest(name, (driver,), ALIKE)}"
+        f"a config is for the driver {quote(name)}, which is not this one{suggest(name, (OWN_DRIVER,), ALIKE)}"
         for name in [*foreign_names][:LISTED]
     ]
 
@@ -182,12 +177,12 @@ def _rows(found: Any, key: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_of(row: Mapping[str, Any], driver: str) -> bool:
+def _is_own(row: Mapping[str, Any]) -> bool:
     opaque = row.get("opaque")
-    return isinstance(opaque, dict) and opaque.get("driver") == driver
+    return isinstance(opaque, dict) and opaque.get("driver") == OWN_DRIVER
 
 
-def _row(row: Mapping[str, Any], number: int, driver: str) -> Row:
+def _row(row: Mapping[str, Any], number: int) -> Row:
     """Read a config of this driver."""
     of_claim = row.get("source") != "FromClass"
     value = row.get("requests") or []
@@ -195,7 +190,7 @@ def _row(row: Mapping[str, Any], number: int, driver: str) -> Row:
     owner = "the claim's" if of_claim else "the device class's"
     parameters = row["opaque"].get("parameters")
     kind = parameters.get("kind") if isinstance(parameters, dict) else None
-    title = kind if isinstance(kind, str) and kind in {**KINDS, **UNSUPPORTED} else f"config for {quote(driver)}"
+    title = kind if isinstance(kind, str) and kind in {**KINDS, **UNSUPPORTED} else f"config for {OWN_DRIVER}"
     subject = f"{owner} {title}" + (f' of the request "{quote(requests[0])}"' if requests else "")
     _check_size(parameters, subject)
     if isinstance(kind, str) and kind in UNSUPPORTED:

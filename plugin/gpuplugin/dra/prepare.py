@@ -88,7 +88,7 @@ class Claims:
             claim = allocated(request, body, self._node)
             await self._make(claim, deadline)
             offer = self._offer()
-            for sentence in of_others(body["status"]["allocation"]["devices"].get("config") or (), OWN_DRIVER):
+            for sentence in of_others(body["status"]["allocation"]["devices"].get("config") or ()):
                 logger.info("claim %s: %s", name, sentence)
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)

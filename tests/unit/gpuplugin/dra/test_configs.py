@@ -45,7 +45,7 @@ def allocation(results: list[dict[str, Any]], *configs: dict[str, Any]) -> dict[
 
 
 def got(parameters: Any, device: str = "gpu-a") -> Config:
-    return chosen(allocation([result(device, "r")], opaque(parameters)), DRIVER, TYPES)[0]
+    return chosen(allocation([result(device, "r")], opaque(parameters)), TYPES)[0]
 
 
 # As NVIDIA's documentation has them: quickstart/v1/gpu-test4 to 6 of its driver.
@@ -130,20 +130,20 @@ def numbered(number: int, *requests: str, source: str = CLAIM, name: str = "GpuC
 )
 def test_which_config_counts(configs: list[Any], numbers: dict[int, int]) -> None:
     results = [result("gpu-a", "one"), result("gpu-b", "g/two"), result("mig-a", "mig"), result("x", "x", OTHER)]
-    found = chosen(allocation(results, *configs), DRIVER, TYPES)
+    found = chosen(allocation(results, *configs), TYPES)
     assert [*found] == [0, 1, 2]
     assert {place: config.threads for place, config in found.items() if config.strategy} == numbers
 
 
 def test_a_claim_without_configs_or_devices_of_ours() -> None:
-    assert chosen({"devices": {"results": [result("x", "x", OTHER)]}}, DRIVER, {}) == {}
-    assert chosen({}, DRIVER, {}) == {}
-    assert chosen(allocation([result("gone", "r")], numbered(7)), DRIVER, {})[0].threads == 7
+    assert chosen({"devices": {"results": [result("x", "x", OTHER)]}}, {}) == {}
+    assert chosen({}, {}) == {}
+    assert chosen(allocation([result("gone", "r")], numbered(7)), {})[0].threads == 7
 
 
 def refused(found: dict[str, Any]) -> str:
     with pytest.raises(GpushimError) as info:
-        chosen(found, DRIVER, TYPES)
+        chosen(found, TYPES)
     assert info.value.exit_code == REQUEST
     return str(info.value)
 
@@ -236,7 +236,7 @@ def test_a_named_request_with_a_device_of_another_type_is_refused(names: list[st
     said = refused(allocation([result("mig-a", request)], numbered(2), numbered(1, *names)))
     assert f'is for devices of type gpu, and the request "{request}" got one of type mig; name other requests' in said
     named_by_both = [numbered(1, *names), numbered(2, *names, name="MigDeviceConfig")]
-    assert chosen(allocation([result("mig-a", request)], *named_by_both), DRIVER, TYPES)[0].threads == 2
+    assert chosen(allocation([result("mig-a", request)], *named_by_both), TYPES)[0].threads == 2
 
 
 def test_the_fix_names_the_alternative() -> None:
@@ -245,7 +245,7 @@ def test_the_fix_names_the_alternative() -> None:
     assert "name other requests there, an alternative as in gpu/small" in refused(
         allocation(results, numbered(1, "r"))
     )
-    assert chosen(allocation(results, numbered(1, "r/large")), DRIVER, TYPES)[0] == Config()
+    assert chosen(allocation(results, numbered(1, "r/large")), TYPES)[0] == Config()
 
 
 def filled(size: int) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def test_a_config_has_a_bound() -> None:
 )
 def test_what_no_scheduler_writes_is_refused(found: Any) -> None:
     if found["devices"] == []:
-        assert chosen(found, DRIVER, TYPES) == {}
+        assert chosen(found, TYPES) == {}
     else:
         assert "as the scheduler writes it; delete the claim and its pod" in refused(found)
 
@@ -307,7 +307,7 @@ def test_whatever_is_written_there_is_one_sentence(parameters: Any, requests: An
     allocated = {"devices": {"config": [row], "results": [result("gpu-a", "r")]}}
     said = ""
     try:
-        chosen(allocated, DRIVER, TYPES)
+        chosen(allocated, TYPES)
     except GpushimError as error:
         said = str(error)
     assert said.isprintable()
