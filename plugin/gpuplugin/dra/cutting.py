@@ -80,7 +80,7 @@ class OnDemand:
         Raises:
             GpushimError: it does not tell them of all.
         """
-        uuids = [uuid for uuid in _find_gpus(snapshot, values["on-demand"]) if uuid not in self._profiles]
+        uuids = [uuid for uuid in _find_gpus(snapshot, values["on-demand"]).values() if uuid not in self._profiles]
         questions = (self._ask(LIST, uuid) for uuid in uuids)
         answers = await asyncio.gather(*questions, return_exceptions=True)  # one that is lost keeps no other from it
         for uuid, answer in zip(uuids, answers):
@@ -100,33 +100,21 @@ class OnDemand:
         """
         devices, lacks, sentence = spec.devices(snapshot, settings)
         chosen = _find_gpus(snapshot, settings.values["on-demand"])
-        gpus = {uuid: index for uuid, index in chosen.items() if uuid in self._profiles}
+        gpus = {index: uuid for index, uuid in chosen.items() if uuid in self._profiles}
         if not gpus:
             return Published(devices, [], lacks, sentence)
-        uuids = {uuid: index for index, uuid in gpus.items()}
-        made, occupied = dict[str, str](), {uuid: list[tuple[int, int]]() for uuid in gpus}
-        for mig in snapshot["mig"]:
-            if uuid := uuids.get(mig["gpu"]):
-                start, size = mig["placement"] or ALL
-                name = name_partition(uuid.lower(), mig["profile"], start)
-                if name in names:
-                    made[name] = mig["uuid"]
-                else:
-                    occupied[uuid].append((start, size))
-        rest = {
-            **snapshot,
-            "gpus": [{**gpu, "mig": gpu["mig"] and gpu["uuid"] not in gpus} for gpu in snapshot["gpus"]],
-        }
-        rest["mig"] = []
-        wholes = [device for device in offered.devices(rest, spec.excluded(settings.values)) if device.uuid in gpus]  # type: ignore[arg-type]
-        cuts = [divide(whole, self._profiles[whole.uuid], occupied[whole.uuid]) for whole in wholes]
+        made, occupied = _sort_instances(snapshot, gpus, names)
+        wholes = [{**gpu, "mig": gpu["mig"] and gpu["index"] not in gpus} for gpu in snapshot["gpus"]]
+        without_migs = {**snapshot, "gpus": wholes, "mig": []}
+        cuts = [
+            divide(device, self._profiles[device.uuid], occupied[device.uuid])
+            for device in offered.devices(without_migs, spec.excluded(settings.values))  # type: ignore[arg-type]
+            if device.uuid in occupied
+        ]
+        present = {name: uuid for name, uuid in made.items() if uuid not in lacks}
         return Published(
             [device for device in devices if device.uuid not in made.values()]
-            + [
-                device._replace(uuid=made[device.name]) if made.get(device.name, "") not in ("", *lacks) else device
-                for partitions, _ in cuts
-                for device in partitions
-            ],
+            + [device._replace(uuid=present.get(device.name, device.uuid)) for row, _ in cuts for device in row],
             [counter_set for _, counter_set in cuts],
             lacks,
             sentence,
@@ -253,11 +241,23 @@ class OnDemand:
         return answers
 
 
-def _find_gpus(snapshot: Snapshot, texts: Collection[str]) -> dict[str, int]:
-    """Return the indices of GPUs in MIG mode that are cut on demand, by UUID."""
-    others = {gpu["index"] for gpu in resources.included(snapshot, [*texts], [])[0]}
-    return {
-        gpu["uuid"]: gpu["index"]
-        for gpu in snapshot["gpus"]
-        if gpu["index"] not in others and gpu["mig"] and gpu["uuid"] and not gpu["problem"]
-    }
+def _find_gpus(snapshot: Snapshot, texts: Sequence[str]) -> dict[int, str]:
+    """Return the UUIDs of GPUs in MIG mode that are cut on demand, by index."""
+    gpus = resources.list_excluded(snapshot, texts)
+    return {gpu["index"]: gpu["uuid"] for gpu in gpus if gpu["mig"] and gpu["uuid"] and not gpu["problem"]}
+
+
+def _sort_instances(
+    snapshot: Snapshot, gpus: Mapping[int, str], names: Collection[str]
+) -> tuple[dict[str, str], dict[str, list[tuple[int, int]]]]:
+    """Return the UUIDs of what was made for claims, by name, and the placements of all else, by UUID of its GPU."""
+    made, occupied = dict[str, str](), {uuid: list[tuple[int, int]]() for uuid in gpus.values()}
+    for mig in snapshot["mig"]:
+        if uuid := gpus.get(mig["gpu"]):
+            start, size = mig["placement"] or ALL
+            name = name_partition(uuid.lower(), mig["profile"], start)
+            if name in names:
+                made[name] = mig["uuid"]
+            else:
+                occupied[uuid].append((start, size))
+    return made, occupied

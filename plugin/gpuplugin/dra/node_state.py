@@ -140,7 +140,7 @@ def tainted(
 
 def excluded(settings: Settings, snapshot: Snapshot) -> list[str]:
     """Return what `exclude` leaves out of this host, and what it names in vain, in sentences."""
-    texts = [text for text in settings.values["exclude"] if text not in settings.values["on-demand"]]
+    texts = spec.excluded(settings.values)
     return [*filter(None, [resources.left_out(snapshot, texts)]), *resources.absent(snapshot, texts)]
 
 

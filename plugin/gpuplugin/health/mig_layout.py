@@ -141,8 +141,7 @@ def _path() -> str:
 
 def _ask(subject: Mapping[str, Any], free: Collection[str], values: Mapping[str, Any], snapshot: Snapshot) -> None:
     """Write a request, unless it was written just now."""
-    others = {gpu["index"] for gpu in resources.included(snapshot, values["on-demand"], [])[0]}
-    partitions = sorted(gpu["uuid"] for gpu in snapshot["gpus"] if gpu["index"] not in others)
+    partitions = sorted(gpu["uuid"] for gpu in resources.list_excluded(snapshot, values["on-demand"]))
     row = {**subject, "free": sorted(free), "partitions": partitions}
     before, clock = ensure.own(_path()), system.clock()
     if row.items() <= before.items() and 0 <= clock - before["at"] < AGAIN:

@@ -182,6 +182,12 @@ def included(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> t
     return gpus, [mig for mig in migs if mig["gpu"] in included]
 
 
+def list_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> list[Gpu]:
+    """Return the GPUs that entries name, as those of `exclude`."""
+    gpus, _ = included(snapshot, excluded, [])
+    return [gpu for gpu in snapshot["gpus"] if gpu not in gpus]
+
+
 def absent(snapshot: Snapshot, excluded: Sequence[str]) -> list[str]:
     """Return a note for each entry of `exclude` that names no device of this host; as for `find`."""
     missing = [text for text, items in _resolve_excluded(snapshot, excluded).items() if not items]
