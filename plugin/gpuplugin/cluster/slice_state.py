@@ -16,7 +16,7 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuplugin.cluster.slice_plan import Plan, Slice
+    from gpuplugin.cluster.slice_plan import Slice
 
 AT_ONCE = 4  # repairs, before each waits longer than the one before
 CALM = 60.0  # seconds without a repair, after which nobody works against it
@@ -61,7 +61,7 @@ class State:
         if self._problems["write"]:
             self._not_before = 0.0
 
-    def repairing(self, plan: Plan, slices: Iterable[Slice]) -> None:
+    def repairing(self, slices: Iterable[Slice]) -> None:
         """Count a repair, and delay the next one if there are many."""
         if not self._settled:
             return

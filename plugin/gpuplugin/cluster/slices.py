@@ -127,7 +127,7 @@ class Slices:
                 plan = self._plan(desired)
                 if plan.empty:
                     break
-                self._state.repairing(plan, self._slices.values())
+                self._state.repairing(self._slices.values())
                 try:
                     say = True
                     if not self._carry_out(plan, desired):

@@ -105,7 +105,7 @@ class Driver:
         health: Health,
         changed: Callable[[], object],
     ) -> None:
-        self._name, self._kubelet_dir = name, kubelet_dir
+        self._name = name
         self._prepare, self._unprepare, self._health, self._changed = prepare, unprepare, health, changed
         own = os.urandom(4).hex()  # of this instance: two run side by side during an update
         self._served: Listener | None = None

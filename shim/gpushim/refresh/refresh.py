@@ -192,7 +192,7 @@ def _renew(
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
-        notes += _save(state, settings, snapshot)
+        notes += _save(state, snapshot)
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot
@@ -201,7 +201,7 @@ def _renew(
     return snapshot
 
 
-def _save(state: str, settings: Policy, snapshot: Snapshot) -> list[str]:
+def _save(state: str, snapshot: Snapshot) -> list[str]:
     """Save a snapshot and its CDI spec; returns the notes about CDI, which the snapshot has then too."""
     earlier.save_indices(state, snapshot)  # before anybody goes by them
     save.for_hook(snapshot)
