@@ -22,7 +22,6 @@ from e2e.reach import Pods
 RECORD = "/var/lib/gpushim/device-plugin/allocations.json"
 DAMAGE = f"printf '{{' >{RECORD}"
 SWEEP = "rm -f /var/run/cdi/*"
-PODS = 5  # at most
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
 REFUSED = ("cannot have", "UnexpectedAdmissionError", "Allocate failed", "FailedPrepareDynamicResources")
 
@@ -34,7 +33,12 @@ class Walk:
         cluster: with both fronts.
         inside: what looks into containers.
         chance: what decides.
+
+    Attributes:
+        most: pods that there are at a time.
     """
+
+    most = 5
 
     def __init__(self, cluster: Cluster, inside: Pods, chance: random.Random) -> None:
         self.cluster, self.inside, self.chance = cluster, inside, chance
@@ -58,12 +62,19 @@ class Walk:
         found: dict[str, Callable[[], object]] = {"CDI specs are swept": lambda: self.cluster.run(SWEEP)}
         if self.made:
             found["pod ends by force"] = lambda: self.end(self.chance.choice(self.made), force=True)
-        if len(self.made) < PODS:
-            for number in ("one", "two", "three"):
-                found[f"pod by claim {number}"] = self.claim
-                found[f"pod by plugin {number}"] = self.ask
-            found["pod by plugin, with an init container"] = self.ask_with_init
+        return {**found, **(self.pods() if self.has_room() else {})}
+
+    def pods(self) -> dict[str, Callable[[], object]]:
+        """List the pods that can be asked for."""
+        found: dict[str, Callable[[], object]] = {"pod by plugin, with an init container": self.ask_with_init}
+        for number in ("one", "two", "three"):
+            found[f"pod by claim {number}"] = self.claim
+            found[f"pod by plugin {number}"] = self.ask
         return found
+
+    def has_room(self) -> bool:
+        """Return whether there may be another pod."""
+        return len(self.made) < self.most
 
     def with_kubelet(self) -> dict[str, Callable[[], object]]:
         """List what can be done while kubelet runs."""
@@ -77,7 +88,7 @@ class Walk:
         }
         if self.static:
             found["static pod ends"] = self.end_static
-        elif len(self.made) < PODS:
+        elif self.has_room():
             found["static pod"] = self.make_static
         if self.made:
             found.update(

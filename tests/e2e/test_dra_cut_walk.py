@@ -23,7 +23,7 @@ import pytest
 
 from e2e import claims, trees
 from e2e.allocated import built
-from e2e.clusterwalk import SWEEP, Walk
+from e2e.clusterwalk import Walk
 from e2e.cuts import Cuts, published
 from e2e.engines import Daemon
 from e2e.leftovers import until
@@ -38,7 +38,6 @@ pytestmark = pytest.mark.skipif(
 )
 STEPS = int(os.environ.get("GPUSHIM_CUT_WALK_STEPS", "8"))
 SEED = os.environ.get("GPUSHIM_CUT_WALK_SEED") or str(time.time_ns())
-PODS = 6  # at most
 SECONDS = 120.0  # kubelet takes back what was deleted by force while it was away after 60
 CUT, LAID, SLICED, SERVED, WHOLE = (0, 1), 2, 3, 4, (5, 6)  # GPUs: on demand, by file, in parts by two ways, whole
 PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
@@ -107,6 +106,8 @@ class CutWalk(Walk):
         chance: what decides.
     """
 
+    most = 6
+
     def __init__(self, node: Packaged, inside: Pods, chance: random.Random) -> None:
         super().__init__(node.cluster, inside, chance)
         self.node, self.host = node, inside.host
@@ -118,14 +119,8 @@ class CutWalk(Walk):
         self.agree()
         return said
 
-    def always(self) -> dict[str, Callable[[], object]]:
-        found: dict[str, Callable[[], object]] = {"CDI specs are swept": lambda: self.cluster.run(SWEEP)}
-        if self.made:
-            found["pod ends by force"] = lambda: self.end(self.chance.choice(self.made), force=True)
-        if len(self.made) < PODS:
-            for number in ("one", "two", "three", "four", "five", "six"):
-                found[f"pod by claim {number}"] = self.claim
-        return found
+    def pods(self) -> dict[str, Callable[[], object]]:
+        return {f"pod by claim {number}": self.claim for number in ("one", "two", "three", "four", "five", "six")}
 
     def with_kubelet(self) -> dict[str, Callable[[], object]]:
         found: dict[str, Callable[[], object]] = {
@@ -141,7 +136,7 @@ class CutWalk(Walk):
             "layout": self.lay,
             "layout, another": self.lay,
         }
-        if len(self.made) < PODS:
+        if self.has_room():
             found["pod by claim, and the driver again"] = self.strike
             found["pod by claim, and both again"] = lambda: self.strike(kubelet=True)
         if self.made:
