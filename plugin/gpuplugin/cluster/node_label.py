@@ -81,7 +81,7 @@ class NodeLabel:
         name = values[label]
         if name and not PROFILE.fullmatch(str(name)):
             if name != self._wrong:
-                logger.warning('the label %s is "%s", which is not a valid profile name', label, quote(str(name)))
+                logger.warning('the label %s is "%s", which is not a valid name', label, quote(str(name)))
             self._wrong = name
         elif name != self._written:
             self._write(label, name)

@@ -57,7 +57,7 @@ def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    record = _read_record()
+    record = AllocationsFile().read_known()
     published = _find_published(snapshot, settings, record)
     problems, notes = _problems(published, settings, snapshot, record)
     _note([*node_state.excluded(settings, snapshot), *notes])
@@ -164,16 +164,6 @@ def _merge(group: Sequence[Offered], texts: Mapping[str, str]) -> str:
     return "; ".join(
         text + f" (at {', '.join(numbers)})" * (len(numbers) < len(group)) for text, numbers in starts.items()
     )
-
-
-def _read_record() -> Record | None:
-    """Return the record in this boot, as far as this user may read it."""
-    file = AllocationsFile()
-    try:
-        record = file.read()
-    except (GpushimError, OSError):
-        return None
-    return file.current(record) if record else None
 
 
 def _find_holders(record: Record | None) -> dict[str, str]:

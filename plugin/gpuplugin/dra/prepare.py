@@ -293,9 +293,9 @@ class Claims:
         self.warned[uid] = sentence
 
     async def keep(self) -> None:
-        """Release, as long as the driver runs, what claims have no more; keep what they share.
+        """Keep claims and what they share true, and release those that are over, as long as the driver runs.
 
-        To release may take long, until GPUs are what they were; meanwhile it is seen who has ended.
+        To release may take long, until GPUs are what they were; it holds up nothing else.
         """
         await asyncio.gather(*map(tasks.repeat, (self._upkeep.look, self._release, self._sharing.look)))
 

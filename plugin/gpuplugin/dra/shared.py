@@ -84,10 +84,6 @@ class Sharing:
             uuid: mps.unfinished(name) for name in late_groups for uuid in mps.unreleased(mps.Folders(state, name))
         }
 
-    def _unshare(self, uids: Collection[str]) -> None:
-        """Write down that ended claims share nothing any more, which their supervisors follow."""
-        self._file.change_claims(uids, lambda claim: {**claim, "sharing": []})
-
     @property
     def problems(self) -> dict[str, str]:
         """Why what claims share, or have shared, is not as it is to be, by UUID."""
@@ -101,7 +97,7 @@ class Sharing:
             uuids: of what it is to have for itself.
 
         Raises:
-            GpushimError: it is so.
+            GpushimError: a program is missing, or something is not free yet.
         """
         unfinished = self.owed
         for uuid in sorted(unfinished.keys() & uuids):
@@ -147,7 +143,7 @@ class Sharing:
             GpushimError: a file cannot be written.
         """
         state = system.state_dir()
-        self._unshare(uids)
+        self._file.change_claims(uids, lambda claim: {**claim, "sharing": []})  # which their supervisors follow
         for uid in uids:
             _remove(_path(uid))
         late = time.monotonic() + END
@@ -168,10 +164,8 @@ class Sharing:
             return
         state, folder = system.state_dir(), output.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the record, where a claim is first
-        files, groups_left = (
-            {match[1] for match in map(_FILE.fullmatch, names) if match},
-            of_claims.claims_by_group(state),
-        )
+        files = {match[1] for match in map(_FILE.fullmatch, names) if match}
+        groups_left = of_claims.claims_by_group(state)
         claims = {
             uid: row
             for uid, row in of_claims.recorded().items()
@@ -204,11 +198,7 @@ class Sharing:
 
 
 def need_programs(groups: Sequence[MpsGroup], snapshot: Snapshot) -> None:
-    """Refuse groups for which the driver of a host has no program.
-
-    Raises:
-        GpushimError: so it is.
-    """
+    """Raise GpushimError for groups for which the driver of a host has no program."""
     for group in groups:
         (time_slice.find_program if group.interval else control_daemon.find_daemon)(snapshot)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
-LAYOUT = f"{OWN_DRIVER}/layout"
+LAYOUT = f"{OWN_DRIVER}/{reason.LAYOUT}"
 HEALTH = "is unhealthy", "is healthy again"
 LENGTH = 1024  # bytes of a message, of which kubelet reads so many
 TIMEOUT = 60  # seconds after which a device of which nothing is heard is Unknown; dra.REPEAT three times
@@ -59,7 +59,8 @@ def of_health(reasons: Mapping[str, Sequence[Reason]], effect: str) -> dict[str,
     by_uuid: dict[str, dict[str, dict[str, str]]] = {}
     for uuid, row in reasons.items():
         for cause in row:
-            mild = (cause.kind == "unwatched" and effect == NO_EXECUTE) or cause.kind == "layout"  # none is evicted
+            # These evict nobody.
+            mild = cause.kind == reason.LAYOUT or (cause.kind == "unwatched" and effect == NO_EXECUTE)
             taint = _taint(cause.kind, str(cause.number) if cause.number else "", NO_SCHEDULE if mild else effect)
             by_uuid.setdefault(uuid, {}).setdefault(cause.kind, taint)
     return {uuid: [*row.values()] for uuid, row in by_uuid.items()}

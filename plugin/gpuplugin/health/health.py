@@ -164,10 +164,8 @@ class Health:
     def _apply_event(self, line: dict[str, Any], moment: float) -> None:
         """Add an XID, or an ECC error, of a GPU; of all of them if it is not known which."""
         gpu, gi, ci = line.get("gpu"), _number(line.get("gi")), _number(line.get("ci"))
-        at = line.get("at", moment)
-        moment = (
-            max(0.0, min(moment, at)) if isinstance(at, (int, float)) else moment
-        )  # of one that was heard of late
+        at = line.get("at", moment)  # of an event that was heard of late
+        moment = max(0.0, min(moment, at)) if isinstance(at, (int, float)) else moment
         name, cause = "ecc", Cause("ecc", moment, moment, ends=xids.ACTION)
         if "xid" in line:
             xid = _number(line["xid"])
@@ -189,7 +187,7 @@ class Health:
             gpu = self._state.find(uuid, self._here) if isinstance(answer, dict) or is_gone else None
             if gpu:
                 answer = answer if isinstance(answer, dict) else {}
-                if uuid in self.listened.uuids and causes.count(gpu, answer)[0]:  # else it is compared in `_watched`
+                if uuid in self.listened.uuids and causes.count(gpu, answer)[0]:  # else `_apply_watched` compares
                     self._unsaved = True
                 self._apply_test(gpu, answer, is_gone, moment)
         healthy = [uuid for uuid, answer in poll.items() if isinstance(answer, dict) and not answer.get("error")]

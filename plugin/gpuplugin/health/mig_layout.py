@@ -11,7 +11,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.health.reason import Reason
+from gpuplugin.health.reason import LAYOUT, Reason
 from gpuplugin.record import transitions
 from gpuplugin.settings import resources
 from gpuplugin.settings.profiles import read_choice
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AGAIN = 10.0  # seconds until a request is repeated that has no answer, or that found a GPU in use
 SETTLED = 2.0  # seconds after which what was answered to kubelet before a GPU was unhealthy is in the record
 PENDING, SUCCESS, FAILURE = "pending", "success", "failed"  # as NVIDIA's mig-manager has them
-KIND, NOUN = "layout", "MIG layout"  # of the reason; for sentences
+NOUN = "MIG layout"  # for sentences
 
 
 def tell_state(path: str) -> str:
@@ -117,7 +117,7 @@ class MigLayout:
         }
         text, until = f"the GPU waits for its MIG layout, {name}", "when nobody has the GPU, and it is cut"
         return {
-            uuid: [Reason(KIND, text, self._waiting[home], until)]
+            uuid: [Reason(LAYOUT, text, self._waiting[home], until)]
             for uuid, home in homes.items()
             if home in self._waiting
         }

@@ -34,13 +34,14 @@ TEXTS = {
     "gone": "NVML does not list the GPU any more",
     "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
 }
+LAYOUT = "layout"  # kind of a GPU that waits for its MIG layout
 # What people do about reasons, the gravest first: of several reasons the first counts. "nvml" is to find out why NVML
 # does not answer, "end" to end work that uses this GPU together with others, and "wait" nothing.
 CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
 # Of kinds; "reset" of others.
 _CURES = {
     **dict.fromkeys(("lost", "gone"), "reboot"),
-    **dict.fromkeys(("fabric", "layout"), "wait"),
+    **dict.fromkeys(("fabric", LAYOUT), "wait"),
     "rows": "exchange",
     "unwatched": "nvml",
 }

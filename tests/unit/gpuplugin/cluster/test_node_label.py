@@ -108,8 +108,8 @@ def test_a_value_that_is_no_name_is_refused(
     label.once()
     label.once()
     assert path.read_text() == "small\n"
-    assert [one for one in caplog.messages if "not a valid profile name" in one] == [
-        f'the label {LABEL} is "../../etc\\n", which is not a valid profile name'
+    assert [one for one in caplog.messages if "not a valid name" in one] == [
+        f'the label {LABEL} is "../../etc\\n", which is not a valid name'
     ]
 
 
