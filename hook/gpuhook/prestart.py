@@ -113,9 +113,8 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     if not argv:
         from gpuhook import standalone  # the whole of gpushim's create path, and ctypes
 
-        state = read_state(
-            0, limit=bounds.CONFIG_JSON
-        )  # whose annotations it has, of a container that may ask nothing
+        # The state has the annotations of a container that may ask nothing.
+        state = read_state(0, limit=bounds.CONFIG_JSON)
         posix.environ.update(settings)
         standalone.inject(state)
         return

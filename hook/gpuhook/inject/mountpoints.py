@@ -103,9 +103,8 @@ def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collectio
             if mount not in mount_ids:
                 raise OtherMountError(path)
             below = None if mount == root.mount else root.mounted(mount)
-            if (
-                below and below.type in KERNELS
-            ):  # what it says is the kernel's, and programs in the container go by it
+            # The kernel's text, by which programs in the container go.
+            if below and below.type in KERNELS:
                 raise GpushimError(
                     f"the container cannot get {path}: a link of the image leads to a file system of the kernel's "
                     f"there ({below.type.decode()}); use another image",

@@ -153,9 +153,8 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
             files[key] = encoded
     entries = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
     for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):
-        library = _soname(
-            work, f"{path}/{name}", machine, on_any_mount
-        )  # of what the link leads to, now that all are made
+        # Of what the link leads to, now that all are made.
+        library = _soname(work, f"{path}/{name}", machine, on_any_mount)
         if library and (library[0], encode(name)) not in files and len(entries) < bounds.FOLDER_LIBRARIES:
             entries.append((library[0], encode(name), encode(f"{path}/{name}")))
     return entries

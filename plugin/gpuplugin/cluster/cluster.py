@@ -147,17 +147,15 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = kind if method == "PATCH" else "application/json"
-        connection = http.client.HTTPSConnection(
-            access.host, access.port, context=access.context
-        )  # else it reads all others
+        # With a context of its own, or it would read all certificates again.
+        connection = http.client.HTTPSConnection(access.host, access.port, context=access.context)
         limit = _Limit()
         try:
             with socket.create_connection((access.host, access.port), DEADLINE) as tcp:
                 tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
                 limit.begin(DEADLINE, tcp.dup())
-                connection.sock = access.context.wrap_socket(
-                    tcp, server_hostname=access.name
-                )  # which takes its descriptor
+                # This takes the descriptor of `tcp`.
+                connection.sock = access.context.wrap_socket(tcp, server_hostname=access.name)
             connection.request(method, f"{access.base}{path}?{urlencode(query)}", data, headers)
             tls = connection.sock  # which an answer without keep-alive takes with it
             with connection.getresponse() as answer:

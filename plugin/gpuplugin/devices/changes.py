@@ -102,9 +102,8 @@ def settled(
         for name, pairs in marked.items()
     }
     gpus = {device.gpu for devices in desired.values() for device in devices}
-    for holder in (
-        holder for gpu in holders if gpu in gpus for holder in holders[gpu]
-    ):  # of others, nothing is listed
+    # Of other GPUs nothing is listed.
+    for holder in (holder for gpu in holders if gpu in gpus for holder in holders[gpu]):
         is_ours = holder.who != OTHERS or holder.resource in desired  # else that instance lists it
         if not holder.placement and is_ours:
             _keep(holder, listed, units)

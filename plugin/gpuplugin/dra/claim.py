@@ -153,9 +153,8 @@ def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
     for results in by_config.values():
         limits = configs.limits(results[0].config, [uuids[result.device] for result in results])
         divided = uuids[results[0].device].startswith("MIG-")
-        for members in (
-            [[result] for result in results] if divided else [results]
-        ):  # a process can use one MIG instance
+        # A process can use one MIG instance.
+        for members in [[result] for result in results] if divided else [results]:
             name = f"claim-{claim.uid}-{len(groups)}"
             groups.append(_group(name, members[0].config, [uuids[result.device] for result in members], limits))
             if any(daemons.setdefault(result.request, name) != name for result in members):

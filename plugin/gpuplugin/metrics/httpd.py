@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
     from gpuplugin.kubelet.sockets import Identity
 
-    Answers = Callable[
-        [str, str, str], Awaitable["Answer"]
-    ]  # from the path, and the values of Accept and Authorization
+    # From the path, and the values of Accept and Authorization.
+    Answers = Callable[[str, str, str], Awaitable["Answer"]]
 
 UNIX = "unix:"
 HEAD = 8192  # bytes of a request, most

@@ -74,9 +74,8 @@ def set_modes(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds:
     if not values:
         return
     stored = {uuid: value for uuid, value in saved.items() if uuid in values}
-    ending = _read_others(
-        path, values
-    )  # who ends has it in his file until he has put it back, maybe after the next line
+    # Who ends has it in his file until he has put it back, maybe after the next line.
+    ending = _read_others(path, values)
     former = ask(snapshot, seconds, dict.fromkeys(values))
     in_use = _read_others(path, values)  # after that: what they have set is in their files before
     replace(path, json.dumps({**former, **in_use, **ending, **stored}).encode(), 0o600)

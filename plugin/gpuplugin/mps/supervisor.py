@@ -98,9 +98,8 @@ def _serve(
 ) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
     snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    if any(
-        map(os.path.lexists, (directories.modes, directories.slices))
-    ):  # of a former supervisor; others may wait for it
+    # Of a former supervisor; others may wait for it.
+    if any(map(os.path.lexists, (directories.modes, directories.slices))):
         _restore(snapshot, directories, seconds, {gpu.uuid for gpu in group.gpus})
         notify(f"EXTEND_TIMEOUT_USEC={START}000000")
     if not _wait_for_gpus(group, directories, read, stopped):

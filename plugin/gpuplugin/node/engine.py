@@ -97,9 +97,8 @@ def configure(words: list[str], restart: bool) -> list[str]:
             f"{verification.last.removeprefix('gpushim: ')}; fix that on the node, then restart it by hand"
         )
     if restart and (report["changed"] or verification.code):
-        replace(
-            TRIED, json.dumps(words).encode()
-        )  # first: the restart may fail, and this container runs again and again
+        # First: the restart may fail, and this container runs again and again.
+        replace(TRIED, json.dumps(words).encode())
         for line in _run_configure([*words, "--restart"], RESTART, "text").out.splitlines():
             say(f"gpushim-node: {line}")
         _forget_restart()

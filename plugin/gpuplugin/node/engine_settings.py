@@ -24,9 +24,8 @@ def change_engine(record: records.Record, words: list[str], restart: bool) -> No
         engine.check_settings(words)  # settings that gpushim refuses could not be removed either
     if record.engine not in ([], words):
         record.former.append(record.engine)
-    record.former = [
-        settings for settings in record.former if settings != words
-    ]  # configured again before they were removed
+    # Some were configured again before they were removed.
+    record.former = [settings for settings in record.former if settings != words]
     record.engine = words
     record.save()
     overwritten = [settings for settings in record.former if _writes_same_file(settings, words)]

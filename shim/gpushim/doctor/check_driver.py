@@ -208,9 +208,8 @@ def cache(host: Host) -> Iterator[Finding]:
     else:
         library = next(filter(None, (driver_files.library(root, name, version) for name in TELLTALES)), "")
         folder = os.path.dirname(library)
-        searched = any(
-            f"{directory}/".encode() in data for directory in (folder, folder.removeprefix("/usr"))
-        )  # merged or not
+        # With /usr merged or not.
+        searched = any(f"{directory}/".encode() in data for directory in (folder, folder.removeprefix("/usr")))
         yield warning(
             f"{rooted.inside(root, CACHE)} has no libcuda.so of {version}",
             _cache_fix(host, "" if searched else folder),

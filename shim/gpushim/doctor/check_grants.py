@@ -29,9 +29,8 @@ def images(host: Host) -> Iterator[Finding]:
     changed = _overridden_switches(host.settings, profile)
     label = f"{profile}, but for {', '.join(changed)}" if changed else profile
     evidence = f"profile {label}: of itself an image can get {'; '.join(clauses) or 'nothing'}"
-    devices = any(
-        not unmet_condition("gpu", source, lambda: False, host.settings) for source in OF_AN_IMAGE
-    )  # CDI devices ask for more
+    # CDI devices ask for more.
+    devices = any(not unmet_condition("gpu", source, lambda: False, host.settings) for source in OF_AN_IMAGE)
     if profile != "default" and devices:
         yield warning(evidence, f"remove what {shlex.quote(host.config)} sets otherwise")
     elif devices and unmet_condition("gpu", "variable", lambda: False, host.settings):

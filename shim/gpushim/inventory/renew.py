@@ -58,9 +58,8 @@ def snapshot(config: str, state: str) -> Snapshot:
     try:
         for _ in range(ATTEMPTS):
             wait = _ask_service(config, state, lock, wait)
-            saved = _read_outcome(
-                config, state, wait
-            )  # before the lock, which a create that is slow or frozen would keep
+            # Before the lock, which a create that is slow or frozen would keep.
+            saved = _read_outcome(config, state, wait)
             while saved is None and lock is not None and not _take_lock(lock):
                 wait.pause(lock)
             saved = saved or _read_outcome(config, state, wait)

@@ -36,9 +36,8 @@ def _set_mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
     mounts = objects_at(spec, "mounts")
     paths = [str(entry.get("destination")) for entry in mounts]
     if mount["destination"] in paths:
-        position = (
-            len(paths) - 1 - paths[::-1].index(mount["destination"])
-        )  # of several, the last is the one that is seen
+        # Of several, the last is the one that is seen.
+        position = len(paths) - 1 - paths[::-1].index(mount["destination"])
         changed = bool(mounts[position] != mount)
         mounts[position] = mount
         return changed

@@ -117,9 +117,8 @@ def _in_tree(top: str, visited: set[tuple[int, int]]) -> str:
     with os.scandir(top) as entries:
         for entry in entries:
             path = ""
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # a link leads nowhere, or it has gone: its directory is judged
+            # A link leads nowhere, or it has gone: its directory is judged.
+            with contextlib.suppress(FileNotFoundError):
                 if entry.is_symlink():
                     path = _culprit_on_path(entry.path)
                 elif host_files.others_change(entry.stat(follow_symlinks=False)):

@@ -162,9 +162,8 @@ class Keep:
             lines.append(f"gpushim: gpushim refresh was ended by signal {-code}; run it by hand to see why")
         self._tell(lines)
         snapshot = ensure.read(self.config, self.state)
-        self._spec = snapshot is None or _has_spec(
-            snapshot
-        )  # where refresh writes none, the next one does not either
+        # Where refresh writes none, the next one does not either.
+        self._spec = snapshot is None or _has_spec(snapshot)
         if code < 0 or snapshot is None:
             self._delay()
         else:
