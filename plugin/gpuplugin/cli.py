@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 PROGRAM = "gpushim-device-plugin"
-CLUSTER = ("cluster", "node_feature", "once")  # flags that are not settings
 
 
 def run(
@@ -37,6 +36,9 @@ def run(
     form: str,
     mps: str | None,
     serves: str | None,
+    cluster: bool,
+    node_feature: bool,
+    once: bool,
     **flags: Any,
 ) -> None:
     """Register this node's GPUs with kubelet, and allocate them to containers.
@@ -44,13 +46,12 @@ def run(
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
-    cluster = {name: flags.pop(name) for name in CLUSTER}
     socket_options = halves.SocketOptions(*(flags.pop(name) for name in halves.SocketOptions._fields))
     flag_values = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    if cluster["cluster"]:
-        _run_cluster_half(flag_values, socket_options, **cluster)
+    if cluster:
+        _run_cluster_half(flag_values, socket_options, node_feature, once)
         return
     sources = Sources(flag_values, os.environ)
     if mps is not None:
@@ -61,32 +62,32 @@ def run(
     settings = sources.read()
     if serves is not None:
         sys.exit(serves not in settings.values["fronts"])
-    if explain:
-        from gpuplugin import preview as explaining  # imports much that the daemon does not need
-
-        explaining.print_report(explain, settings, form)
-        return
-    if labels:
-        from gpuplugin.cluster import labels_file
-
-        labels_file.print_labels(settings, form, _list_allocators)
-        return
-    if check:
-        from gpuplugin import check as checking
-
-        checking.print_check(settings, _list_allocators)
+    if explain or labels or check:
+        _print(settings, explain, labels, form)
         return
     for note in settings.notes:
         logs.logger.warning("%s", note)
     halves.serve(settings, sources, settings.values["fronts"], socket_options)
 
 
+def _print(settings: Settings, explain: tuple[str, ...], labels: bool, form: str) -> None:
+    """Print what a container would get, or the node's labels, or what would be registered."""
+    if explain:
+        from gpuplugin import preview  # imports much that the daemon does not need
+
+        preview.print_report(explain, settings, form)
+    elif labels:
+        from gpuplugin.cluster import labels_file
+
+        labels_file.print_labels(settings, form, _list_allocators)
+    else:
+        from gpuplugin import check
+
+        check.print_check(settings, _list_allocators)
+
+
 def _run_cluster_half(
-    flags: dict[str, tuple[str, ...]],
-    socket_options: halves.SocketOptions,
-    cluster: bool,
-    node_feature: bool,
-    once: bool,
+    flags: dict[str, tuple[str, ...]], socket_options: halves.SocketOptions, node_feature: bool, once: bool
 ) -> None:
     """Run the half with the token, which ignores files of settings."""
     from gpuplugin.cluster import in_cluster

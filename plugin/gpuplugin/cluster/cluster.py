@@ -168,15 +168,20 @@ class Api:
             if limit.over:  # which looks like the answer's end
                 raise ApiError("")
         except (OSError, ValueError, http.client.HTTPException, ApiError) as error:  # ValueError: a host like a..b
-            if limit.over and not getattr(error, "status", 0):
-                raise ApiError(f"the API server's answer takes more than {limit.seconds:g} s") from None
-            if isinstance(error, ApiError):
-                raise
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ApiError(f"the API server at {access.host} does not answer: {quote(str(reason))}") from None
+            raise _failed(error, limit, access.host) from None
         finally:
             limit.end()
             connection.close()
+
+
+def _failed(error: Exception, limit: _Limit, host: str) -> ApiError:
+    """Return what went wrong with a request."""
+    if limit.over and not getattr(error, "status", 0):
+        return ApiError(f"the API server's answer takes more than {limit.seconds:g} s")
+    if isinstance(error, ApiError):
+        return error
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return ApiError(f"the API server at {host} does not answer: {quote(str(reason))}")
 
 
 def named(text: str, source: str) -> str:

@@ -94,16 +94,7 @@ def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
     if dry_run:
         report["notes"] += _refusal(row, plan, options)
     elif not verify:
-        _check_reader(row, options, plan)
-        _check_programs(options, plan)
-        plan.check()
-        report["notes"] += files.apply(plan.changes)
-        links, notes = dockerd.apply_links(plan.links) if plan.links else ([], [])
-        report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
-        report["changed"] = bool(plan.changed or links)
-        if report["changed"]:
-            time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
-            report["notes"] += _of_pip(name, options)
+        _apply(name, row, options, plan, report)
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, row, options, plan, restart and not verify)
     elif report["changed"] and row.unit:
@@ -114,6 +105,20 @@ def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
     if report["missing"]:
         only = "; nothing was taken back, for --verify only asks" if verify and options.remove else ""
         raise GpushimError(f"{row.title} is not verified: {'; '.join(report['missing'])}{only}")
+
+
+def _apply(name: str, row: table.Row, options: Options, plan: Plan, report: dict[str, Any]) -> None:
+    """Change the engine's settings, and write into the report what was done."""
+    _check_reader(row, options, plan)
+    _check_programs(options, plan)
+    plan.check()
+    report["notes"] += files.apply(plan.changes)
+    links, notes = dockerd.apply_links(plan.links) if plan.links else ([], [])
+    report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
+    report["changed"] = bool(plan.changed or links)
+    if report["changed"]:
+        time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
+        report["notes"] += _of_pip(name, options)
 
 
 def _check(options: dict[str, Any]) -> None:

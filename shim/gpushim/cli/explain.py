@@ -75,16 +75,8 @@ def explain(
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
-    has_variables = bool(env or annotation or mount or privileged)
     has_claim = len(targets) == 2 and targets[0] == "claim"
-    if targets == ("claim",) and not os.path.lexists("claim"):
-        raise click.UsageError("say which claim: claim NAMESPACE/NAME")
-    subjects = [bool(targets), bool(docker), has_variables, bool(kubernetes), bool(pod)].count(True)
-    if subjects != 1 or len(targets) > 1 + has_claim:
-        raise click.UsageError(
-            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, "
-            "--pod NAMESPACE/POD, or claim NAMESPACE/NAME"
-        )
+    _check_one(targets, has_claim, docker, env or annotation or mount or privileged, kubernetes, pod)
     if state and not pod:
         raise click.UsageError("--state says where the containers of a --pod are looked for")
     if pod:
@@ -108,6 +100,17 @@ def explain(
     else:
         report = story.explain(*_build_spec(env, annotation, mount, privileged))
     _print_or_refuse(report, form)
+
+
+def _check_one(targets: tuple[str, ...], has_claim: bool, *others: object) -> None:
+    """Raise UsageError unless one thing is to be explained."""
+    if targets == ("claim",) and not os.path.lexists("claim"):
+        raise click.UsageError("say which claim: claim NAMESPACE/NAME")
+    if [*map(bool, (targets, *others))].count(True) != 1 or len(targets) > 1 + has_claim:
+        raise click.UsageError(
+            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, "
+            "--pod NAMESPACE/POD, or claim NAMESPACE/NAME"
+        )
 
 
 def _explain_container(name: str) -> dict[str, Any]:

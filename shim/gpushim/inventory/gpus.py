@@ -101,11 +101,9 @@ def _list_by_nvml(
     waiting: Callable[[str], None],
     hung: Sequence[Hung],
 ) -> Listed:
-    missing: list[str] = []
     hung_gpus, migs = _list_hung(hung, indices, notes)
     gpus: list[Gpu] = []
-    sick: dict[int, str] = {}
-    handles: dict[int, Any] = {}
+    missing, sick, handles = list[str](), dict[int, str](), dict[int, Any]()
     for index, look_up in _gpus_to_ask(session, proc_gpus, {gpu["pci"] for gpu in hung_gpus}):
         waiting(f"GPU {index} to answer NVML")
         try:

@@ -247,9 +247,8 @@ def _open_parent(path: str, make: bool, output: bool) -> HostFile:
         os.close(root)
     if fd >= 0:
         os.close(fd)
-    return HostFile(
-        folder, name, f"{top.rstrip('/')}{found_at(folder, os.path.dirname(below)).rstrip('/')}/{name}", link
-    )
+    directory = found_at(folder, os.path.dirname(below))
+    return HostFile(folder, name, f"{top.rstrip('/')}{directory.rstrip('/')}/{name}", link)
 
 
 def _make(folder: int, name: str) -> None:
