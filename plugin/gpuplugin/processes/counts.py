@@ -70,8 +70,3 @@ def messages() -> None:
     """Count warnings and errors that are logged from now on."""
     if not any(isinstance(handler, Messages) for handler in logger.handlers):
         logger.addHandler(Messages(logging.WARNING))
-
-
-def reset() -> None:
-    counted.clear()
-    timed.clear()

@@ -1,7 +1,8 @@
 """What each XID says about a GPU's health, and which ones count here.
 
 An XID is an error report of NVIDIA's driver. Whether a GPU can still be handed out after one, NVIDIA's catalog says
-(CATALOG); what it calls "immediate action" decides here, together with the reference, its own device plugin.
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); what it calls "immediate action" decides here,
+together with the reference, its own device plugin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 from gpushim.ground.errors import quote
 
-CATALOG = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 # How a reason ends. ACTION and AGAIN also end when the driver is loaded again or the host starts again: the only way
 # where the driver does not tell its recovery action.
 TIME = "time"  # some time after the last one, when the GPU's calls answer well

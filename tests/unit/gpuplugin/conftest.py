@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.processes import moments
+from gpuplugin.processes import counts, moments
 
 # Python before 3.10 starts processes by fork(2), in which grpc's handlers abort; the plugin spawns its child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -25,6 +25,13 @@ grpc.aio.init_grpc_aio()
 def looks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let looks come so long after the last: the moment of all would come by chance between two lines of a test."""
     monkeypatch.setattr(moments, "until", lambda: moments.EACH)
+
+
+@pytest.fixture(autouse=True)
+def counts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test count from nothing."""
+    for name in ("counted", "timed"):
+        monkeypatch.setattr(counts, name, {})
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import container_memory, exporter, exposition, meter
 from gpuplugin.metrics.container_memory import Holding
 from gpuplugin.metrics.httpd import Answer
-from gpuplugin.processes import counts, instances
+from gpuplugin.processes import instances
 from gpuplugin.snapshot import node_requests, release
 from gpushim.containers.memory_use import Use
 from gpushim.decision import memory
@@ -44,12 +43,9 @@ class Silent(FakeChild):
 
 
 @pytest.fixture(autouse=True)
-def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meter, "Child", Silent)
     monkeypatch.setattr(exporter, "PATIENCE", 0.05)
-    counts.reset()
-    yield
-    counts.reset()
 
 
 def values(body: bytes, reader: Any = parse) -> dict[tuple[str, ...], float]:

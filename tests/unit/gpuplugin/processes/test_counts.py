@@ -13,9 +13,7 @@ from gpushim.ground.logs import logger
 
 @pytest.fixture(autouse=True)
 def again() -> Iterator[None]:
-    counts.reset()
     yield
-    counts.reset()
     for handler in [one for one in logger.handlers if isinstance(one, counts.Messages)]:
         logger.removeHandler(handler)
 

@@ -95,7 +95,6 @@ def test_a_snapshot_that_is_well_is_not_asked_for(file: Path) -> None:
 
 
 def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    counts.reset()
     one = Renewal()
     saved(file.parents[1], looked=0.0, life=1)
     assert one.read() is None
@@ -109,7 +108,6 @@ def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytes
     assert one.read()
     assert one.problem is None
     assert sum(counts.timed[counts.REFRESHES, ""][1:]) == 1
-    counts.reset()
 
 
 def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
