@@ -21,7 +21,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.mig import cut_request
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MigLayout:
         self._waiting: dict[str, float] = {}  # GPUs, since when
         self._closed: list[str] = []  # those of them that nobody gets any more
         self._subject: dict[str, Any] = {}  # of the last look
-        self._problem = ""
+        self._problem = self._name = ""
 
     def look(self, values: Mapping[str, Any], snapshot: Snapshot) -> bool:
         """Go by the name that counts now, and have the node plan what is new; return whether GPUs wait.
@@ -80,17 +80,19 @@ class MigLayout:
         problems = filter(None, [problem, answer.get("problem"), *answer.get("gpus", {}).values()])
         self._tell("; ".join(f"MIG layout {name}: {sentence}" if name else sentence for sentence in problems))
         uuids = [uuid for uuid, problem in answer.get("gpus", {}).items() if not problem]
-        clock = system.clock()
+        asked = ensure.own(_path())
+        if not name or not subject.items() <= asked.items() or not {*asked["free"]} <= {*uuids}:
+            _remove(cut_request.NAME)
+        clock, is_cutting = system.clock(), lock.is_held(f"{system.state_dir()}/{cut_request.LOCK}")
         settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
-        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled]
-        self._waiting = {uuid: self._waiting.get(uuid, clock) for uuid in uuids}
-        self.reasons = self._find_reasons(name, snapshot)
-        if not name:
-            with contextlib.suppress(OSError):
-                os.unlink(_path())
-        elif not answer:
+        self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled and not is_cutting]
+        begun = {*self._waiting, *asked.get("free", ())} if is_cutting else ()  # perhaps by what was just taken back
+        self._waiting = {uuid: self._waiting.get(uuid, clock) for uuid in (*uuids, *begun)}
+        self._name = name or asked.get("layout", self._name)
+        self.reasons = self._find_reasons(snapshot)
+        if name and not answer and not is_cutting:
             _ask(subject, [], values, snapshot)
-        return bool(uuids)
+        return bool(self._waiting)
 
     def free(self, values: Mapping[str, Any], snapshot: Snapshot, record: Record | None) -> None:
         """Have those GPUs cut that nobody has, and nobody can have got since.
@@ -100,7 +102,9 @@ class MigLayout:
             snapshot: of the host's inventory.
             record: of who has what; None if that is not known.
         """
-        uuids = [uuid for uuid in self._closed if record is not None and not _is_held(record, uuid)]
+        if record is None:
+            return
+        uuids = [uuid for uuid in self._closed if not _is_held(record, uuid)]
         if uuids:
             _ask(self._subject, uuids, values, snapshot)
 
@@ -109,13 +113,13 @@ class MigLayout:
             logger.error("%s", problem)
         self._problem = problem
 
-    def _find_reasons(self, name: str, snapshot: Snapshot) -> dict[str, list[Reason]]:
+    def _find_reasons(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         uuids = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"]}
         homes = {
             **{uuid: uuid for uuid in uuids.values()},
             **{mig["uuid"]: uuids.get(mig["gpu"], "") for mig in snapshot["mig"]},
         }
-        text, until = f"the GPU waits for its MIG layout, {name}", "when nobody has the GPU, and it is cut"
+        text, until = f"the GPU waits for its MIG layout, {self._name}", "when nobody has the GPU, and it is cut"
         return {
             uuid: [Reason(LAYOUT, text, self._waiting[home], until)]
             for uuid, home in homes.items()
@@ -137,6 +141,11 @@ def _read_answer(subject: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _path() -> str:
     return f"{system.state_dir()}/{cut_request.NAME}"
+
+
+def _remove(name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(f"{system.state_dir()}/{name}")
 
 
 def _ask(subject: Mapping[str, Any], free: Collection[str], values: Mapping[str, Any], snapshot: Snapshot) -> None:

@@ -10,7 +10,7 @@ from gpushim.cli import show
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import save
-from gpushim.mig import cut, fit, layout_file, session
+from gpushim.mig import cut, cut_request, fit, layout_file, session
 from gpushim.paths import lock
 from gpushim.refresh import refresh
 
@@ -90,7 +90,7 @@ def apply(file: str, config: str | None) -> None:
     entries = layout_file.read(file, config)
     state = system.state_dir()
     save.prepare(state, system.config_path())
-    with lock.held(f"{state}/{session.LOCK}"), session.opened(refresh.LONGEST) as (nvml, inventory):
+    with lock.held(f"{state}/{cut_request.LOCK}"), session.opened(refresh.LONGEST) as (nvml, inventory):
         users = _users(inventory)
         changes = cut.plan(nvml, inventory, entries, users)
         cut.refuse_used(changes, users)

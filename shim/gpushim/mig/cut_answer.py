@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.mig import cut, layout_file, session
-from gpushim.mig.cut_request import ANSWER, LAYOUTS
+from gpushim.mig import cut, cut_request, layout_file, session
 from gpushim.paths import lock
 from gpushim.paths.replace import replace
 
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 
-def give(request: dict[str, Any], state: str, seconds: int, relist: Callable[[], object]) -> None:
-    """Carry out a request, and write the answer.
+def give(state: str, seconds: int, relist: Callable[[], object]) -> None:
+    """Carry out the request that has no answer, and write that.
 
     Args:
-        request: that has no answer.
         state: the state directory.
         seconds: that NVML may take.
         relist: lists the GPUs again.
@@ -32,8 +30,11 @@ def give(request: dict[str, Any], state: str, seconds: int, relist: Callable[[],
     Raises:
         GpushimError: somebody else cuts GPUs all the time, or NVML cannot be used; it is tried again.
     """
-    answer: dict[str, Any] = {"request": request, "problem": "", "gpus": {}}
-    with lock.held(f"{state}/{session.LOCK}"):
+    with lock.held(f"{state}/{cut_request.LOCK}"):
+        request = cut_request.read_open(state)  # not before: it may have been taken back
+        if not request:
+            return
+        answer: dict[str, Any] = {"request": request, "problem": "", "gpus": {}}
         with session.opened(seconds) as (nvml, inventory):
             try:
                 changes = _plan(nvml, inventory, request)
@@ -48,7 +49,7 @@ def give(request: dict[str, Any], state: str, seconds: int, relist: Callable[[],
                 }
         if request["free"]:
             relist()
-        replace(f"{state}/{ANSWER}", json.dumps(answer).encode(), 0o600)
+        replace(f"{state}/{cut_request.ANSWER}", json.dumps(answer).encode(), 0o600)
 
 
 def _plan(nvml: Any, inventory: Snapshot, request: dict[str, Any]) -> list[cut.Change]:
@@ -57,7 +58,7 @@ def _plan(nvml: Any, inventory: Snapshot, request: dict[str, Any]) -> list[cut.C
     Raises:
         GpushimError: there is none, or it is not for this host.
     """
-    entries = layout_file.read(f"{os.path.dirname(system.config_path())}/{LAYOUTS}", request["layout"])
+    entries = layout_file.read(f"{os.path.dirname(system.config_path())}/{cut_request.LAYOUTS}", request["layout"])
     changes = cut.plan(nvml, inventory, entries, cut.list_users(inventory)[0])
     for change in changes:
         if change.gpu["uuid"] in request["partitions"]:

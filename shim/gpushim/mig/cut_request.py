@@ -5,6 +5,8 @@ STATE/device-plugin/mig.json, {"layout": name, "free": UUIDs of GPUs that nobody
 answer: {"request": the same, "problem": why nothing is changed, or "", "gpus": {UUID: why}}, with each GPU that is
 not yet as the layout says, and why it cannot be, or "" if it waits to be free. An answer is written when the snapshot
 has what was made: after a kill, the request is carried out once more, and what is done already is left as it is.
+The request is read when LOCK is held, until the answer is written. So who takes a request back knows by the lock
+whether GPUs may still be cut for it.
 Out of scope: how (cut_answer.py), for the agent and most refreshes load this alone.
 """
 
@@ -14,10 +16,12 @@ import os
 from typing import Any
 
 from gpushim.ground import system
+from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.paths import trust
 
 NAME, ANSWER = "device-plugin/mig.json", "mig.json"  # in the state directory
+LOCK = "mig.lock"  # there, too, held while GPUs are cut
 LAYOUTS = "mig.yaml"  # beside config.toml
 
 
@@ -28,4 +32,11 @@ def read_open(state: str) -> dict[str, Any]:
         return {}
     request = ensure.own(path)
     has_answer = ensure.own(f"{state}/{ANSWER}").get("request") == request
-    return request if request.get("boot") == system.boot() and not has_answer else {}
+    if request.get("boot") != system.boot() or has_answer:
+        return {}
+    if not isinstance(request.get("layout"), str) or not all(
+        isinstance(request.get(name), list) for name in ("free", "partitions")
+    ):
+        logger.warning("%s is ignored: it is no request of gpushim-device-plugin's", path)
+        return {}
+    return request

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Snapshot
 
-LOCK = "mig.lock"  # in the state directory, held while GPUs are cut
-
 
 @contextlib.contextmanager
 def opened(least: int = 0) -> Iterator[tuple[Any, Snapshot]]:

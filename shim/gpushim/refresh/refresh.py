@@ -139,10 +139,10 @@ def unattended(load: bool) -> Snapshot | None:
             return None
         if ensure.read(config, state) is not None:
             break
-    if request := cut_request.read_open(state):
+    if cut_request.read_open(state):
         from gpushim.mig import cut_answer  # most are asked for none
 
-        cut_answer.give(request, state, LONGEST, lambda: refresh(True, load=load, patient=True))
+        cut_answer.give(state, LONGEST, lambda: refresh(True, load=load, patient=True))
     return snapshot
 
 

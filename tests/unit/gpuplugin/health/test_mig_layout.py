@@ -13,6 +13,8 @@ from gpuplugin.health import mig_layout
 from gpuplugin.health.mig_layout import MigLayout
 from gpuplugin.record import record_form
 from gpushim.ground import system
+from gpushim.mig import cut_request
+from gpushim.paths import lock
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 SNAPSHOT = snapshot([gpu(0, mig=True), gpu(1, mig=True)], [mig(0, 0), mig(1, 0)])
@@ -170,3 +172,32 @@ def test_what_kubelet_was_answered_just_before_is_waited_for(node: Node, monkeyp
     for _ in range(3):
         assert node.look() == (WAITING, "pending")
     assert node.asked()["free"] == []
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+@pytest.mark.parametrize("name", ["", "day"])
+def test_what_is_taken_back_is_nobodys_while_the_node_may_still_cut_it(node: Node, name: str, is_other: bool) -> None:
+    """Also of another process, which finds the request only."""
+    node.look()
+    node.answer(g0="")
+    node.look()
+    node.look()
+    assert node.asked()["free"] == [uuid(0)]
+    node.layout = MigLayout() if is_other else node.layout
+    node.file.write_text(name)
+    with lock.held(str(node.state / cut_request.LOCK)):
+        assert node.look()[0] == node.look()[0] == WAITING
+        assert node.asked() is None
+    assert node.look()[0] == []
+    assert name == "" or (node.asked()["layout"], node.asked()["free"]) == (name, [])
+
+
+def test_what_cannot_be_cut_is_asked_for_no_more(node: Node) -> None:
+    node.look()
+    node.answer(g0="", g1="")
+    node.look()
+    node.look()
+    node.answer(g0="it cannot be changed", g1="")
+    node.record["gpus"][uuid(1)] = {"divisions": {}, "allocations": {"r 0": {}}}  # type: ignore[typeddict-item]
+    assert uuid(0) not in node.look()[0]
+    assert node.asked() is None

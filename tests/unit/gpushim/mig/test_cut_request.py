@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import fakehost
 from gpushim.ground import system
+from gpushim.mig import cut_answer, cut_request
+from gpushim.paths import lock
 from gpushim.refresh import refresh
 from unit.gpuhook.sandbox import forked
 from unit.gpushim.inventory.machine import Machine
@@ -138,6 +143,34 @@ def test_a_request_of_another_boot_is_none(asked: Asked) -> None:
     with pytest.raises(FileNotFoundError):
         asked.ask("day", 0, boot="another")
     assert asked.profiles() == [[], []]
+
+
+def test_what_is_taken_back_while_somebody_else_cuts_is_not_cut(asked: Asked) -> None:
+    asked.write("day", 0)
+
+    @contextlib.contextmanager
+    def held(path: str) -> Iterator[None]:
+        Path(asked.machine.state, cut_request.NAME).unlink()  # while it waits for the lock
+        with lock.held(path):
+            yield
+
+    def work() -> None:
+        os.environ.update(asked.machine.environment())
+        cut_answer.lock = SimpleNamespace(held=held)  # type: ignore[assignment, attr-defined]
+        refresh.unattended(False)
+
+    forked(work)
+    assert asked.profiles() == [[], []]
+    assert not asked.path.exists()
+
+
+@pytest.mark.parametrize(("layout", "more"), [(["day"], {}), ("day", {"free": 0}), ("day", {"partitions": None})])
+def test_what_is_no_request_is_told_and_changes_nothing(asked: Asked, layout: Any, more: dict[str, Any]) -> None:
+    asked.write(layout, **more)
+    code, output = asked.machine.refresh("--unattended")
+    assert code == 0
+    assert "mig.json is ignored: it is no request" in output
+    assert not asked.path.exists()
 
 
 def test_where_nvml_fails_the_answer_comes_later(asked: Asked) -> None:
