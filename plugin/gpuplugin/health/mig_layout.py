@@ -83,6 +83,8 @@ class MigLayout:
         asked = ensure.own(_path())
         if not name or not subject.items() <= asked.items() or not {*asked["free"]} <= {*uuids}:
             _remove(cut_request.NAME)
+        if not name:
+            _remove(cut_request.ANSWER)  # the same name is planned anew when it comes again
         clock, is_cutting = system.clock(), lock.is_held(f"{system.state_dir()}/{cut_request.LOCK}")
         settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
         self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled and not is_cutting]

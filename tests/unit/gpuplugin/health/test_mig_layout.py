@@ -192,6 +192,17 @@ def test_what_is_taken_back_is_nobodys_while_the_node_may_still_cut_it(node: Nod
     assert name == "" or (node.asked()["layout"], node.asked()["free"]) == (name, [])
 
 
+def test_a_name_that_comes_again_is_planned_anew(node: Node) -> None:
+    node.look()
+    node.answer("none of them is night")
+    assert node.look() == ([], "failed")
+    node.file.write_text("")
+    node.look()
+    node.file.write_text("night")
+    assert node.look() == ([], "pending")
+    assert node.asked()["layout"] == "night"
+
+
 def test_what_cannot_be_cut_is_asked_for_no_more(node: Node) -> None:
     node.look()
     node.answer(g0="", g1="")
