@@ -102,9 +102,9 @@ class MigLayout:
         Args:
             values: of settings.
             snapshot: of the host's inventory.
-            record: of who has what; None if that is not known.
+            record: of who has what; None if that cannot be read.
         """
-        if record is None:
+        if record is None or record["unknown"]:
             return
         uuids = [uuid for uuid in self._closed if not _is_held(record, uuid)]
         if uuids:

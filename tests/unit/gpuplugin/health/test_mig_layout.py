@@ -112,10 +112,11 @@ def test_what_a_claim_has_is_not_cut_and_what_an_administrator_sees_is(node: Nod
 def test_nothing_is_cut_while_nobody_knows_who_has_what(node: Node) -> None:
     node.look()
     node.answer(g0="")
-    node.record = None  # type: ignore[assignment]
-    for _ in range(3):
-        assert node.look() == (WAITING, "pending")
-    assert node.asked()["free"] == []
+    for record in (None, record_form.fresh(system.boot() or "", "allocations.json is damaged")):
+        node.record = record  # type: ignore[assignment]
+        for _ in range(3):
+            assert node.look() == (WAITING, "pending")
+        assert node.asked()["free"] == []
 
 
 def test_what_fails_makes_nothing_unhealthy_and_is_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
