@@ -216,6 +216,7 @@ class Claims:
                     f"{claim} gets a GPU when it does",
                     FAILED,
                 )
+            self._find_uuids(claim, self._offer())  # again: kubelet and the API server may have taken their time
             return grants.grant_claim(record, claim.uid, row)
 
         self._file.change(grant)

@@ -14,7 +14,7 @@ from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import shared, upkeep
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.prepare import Claims
-from gpuplugin.kubelet import cgroups
+from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.mps import mps
 from gpuplugin.processes import moments
 from gpuplugin.record.kubelet_watch import YOUNG
@@ -29,6 +29,7 @@ from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 if TYPE_CHECKING:
+    from gpuplugin.kubelet.podresources import Listed
     from gpuplugin.record import record_form
 
 
@@ -346,6 +347,23 @@ def test_what_became_sick_since_its_allocation_is_refused_as_the_device_plugin_r
     answer = asyncio.run(node.prepare("a"))
     assert isinstance(answer, list) if given else answer == "gpu-0 of claim d/a is unhealthy: XID 79"
     assert isinstance(asyncio.run(node.prepare("b")), list)
+
+
+def test_what_has_to_be_cut_while_a_slow_kubelet_is_asked_is_nobodys(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent cuts what the record has as nobody's seconds after it waits."""
+    listed = podresources.listed
+
+    async def slow(folder: str) -> Listed | None:
+        taint = {"key": f"{OWN_DRIVER}/layout", "effect": "NoSchedule"}
+        node.offer = node.offer._replace(sick={uuid(0): [taint]}, sentences={uuid(0): "it waits"})
+        return await listed(folder)
+
+    monkeypatch.setattr(podresources, "listed", slow)
+    node.claims["a"] = ("gpu-0",)
+    assert asyncio.run(node.prepare("a")) == "gpu-0 of claim d/a is unhealthy: it waits"
+    assert not node.recorded
 
 
 def test_what_waits_to_be_cut_is_nobodys_whatever_it_tolerates_but_its_own(node: Node) -> None:
