@@ -15,6 +15,7 @@ from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, groups
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.cutting import POLL
+from gpuplugin.dra.partitions import find_unit
 from gpuplugin.dra.shared import names
 from gpuplugin.dra.upkeep import Upkeep
 from gpuplugin.kubelet import cgroups
@@ -134,11 +135,11 @@ class Claims:
         before = self._file.read_current()["claims"].get(claim.uid)
         held = {device["uuid"] for device in transitions.list_held(before)} if before else set()
         for result in claim.results:
-            uuid = uuids[result.device]
-            sick = taints.untolerated(result.tolerations, offer.sick.get(uuid, ()), uuid in held)
+            unit = find_unit(offer.devices[result.device])
+            sick = taints.untolerated(result.tolerations, offer.sick.get(unit, ()), uuids[result.device] in held)
             if not result.admin and sick:
                 raise GpushimError(
-                    f"{result.device} of claim {claim} is unhealthy: {offer.sentences.get(uuid, '')}", INVENTORY
+                    f"{result.device} of claim {claim} is unhealthy: {offer.sentences.get(unit, '')}", INVENTORY
                 )
         return uuids
 

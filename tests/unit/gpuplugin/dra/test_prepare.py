@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.dra import shared, upkeep
+from gpuplugin.dra import offered, partitions, shared, upkeep
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.prepare import Claims
 from gpuplugin.kubelet import cgroups, podresources
@@ -23,6 +23,7 @@ from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.mig.fit import Profile
 from unit.gpuplugin.dra.claimed_node import KIND, NODE, Node
 from unit.gpuplugin.dra.claimed_node import node as node
 from unit.gpuplugin.record import rows
@@ -587,6 +588,20 @@ def test_a_claim_that_is_allocated_anew_loses_what_was_made_for_it_first(node: N
     node.claims["a"] = ("gpu-1",)
     assert "had other MIG instances, which are removed first" in asyncio.run(node.prepare("a"))
     assert node.record["claims"]["a"]["state"] == LOST
+
+
+def test_nothing_is_made_on_a_gpu_that_has_become_sick(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = offered.devices(snapshot([gpu(0)]), [])[0]
+    profile = Profile(9, "1g.5gb", 1, 7, ((3, 1),), 4864, {})
+    (partition,), _ = partitions.divide(whole, [profile])
+    sick, sentences = {uuid(0): [XID]}, {uuid(0): "XID 79"}
+    node.offer = node.offer._replace(devices={partition.name: partition}, sick=sick, sentences=sentences)
+    on_demand, made = node.driver._on_demand, AsyncMock()
+    monkeypatch.setattr(on_demand, "check", AsyncMock())
+    monkeypatch.setattr(on_demand, "make", made)
+    node.claims["a"] = (partition.name,)
+    assert asyncio.run(node.prepare("a")) == f"{partition.name} of claim d/a is unhealthy: XID 79"
+    assert (made.await_count, node.recorded) == (0, [])
 
 
 def test_an_administrators_look_beside_a_partition_that_is_to_be_made(
