@@ -148,10 +148,10 @@ def test_what_gpushim_mig_makes_is_noticed(one: Plugin, host: Host, tmp_path: Pa
     has(one, host, NOTICED)
 
 
-def count(host: Host) -> int:
-    """Return how many MIG instances the second GPU has."""
+def cut(host: Host) -> list[str]:
+    """Return the profiles of the second GPU, which is one short for moments while it is cut."""
     host.adopt()
-    return len(host.gpus[1].mig)
+    return [mig.profile for mig in host.gpus[1].mig]
 
 
 @pytest.mark.skipif(not turn(2, 1), reason="20 s, with every second commit, by turns with claims; GPUSHIM_LONG=1")
@@ -164,7 +164,7 @@ def test_a_layout_that_is_named_waits_for_its_gpu_alone(one: Plugin, host: Host)
     one.node.pod("other", {MIG: 1})
     others = one.node.held("other")[MIG]
     name.write_text("small")
-    assert until(lambda: count(host) == 3, SECONDS), one.said()[-3000:]
+    assert until(lambda: cut(host) == ["1g.5gb"] * 3, SECONDS), one.said()[-3000:]
     has(one, host)
     small = {mig.uuid for mig in host.gpus[1].mig}
 
@@ -183,12 +183,12 @@ def test_a_layout_that_is_named_waits_for_its_gpu_alone(one: Plugin, host: Host)
     assert {mig.uuid for mig in host.gpus[1].mig} == small
     for number in range(1, len(free)):
         one.node.remove(f"day-{number}")
-    assert until(lambda: count(host) == 1, SECONDS), one.said()[-3000:]
+    assert until(lambda: cut(host) == ["7g.40gb"], SECONDS), one.said()[-3000:]
     has(one, host)
     assert host.gpus[1].mig[0].uuid in one.node.allocatable(LARGE)
     assert one.node.healths("other") == {others[0]: "Healthy"}
     name.write_text("small")
-    assert until(lambda: count(host) == 3, SECONDS), one.said()[-3000:]
+    assert until(lambda: cut(host) == ["1g.5gb"] * 3, SECONDS), one.said()[-3000:]
     has(one, host)
     assert one.node.wait("other").container
     name.unlink()
