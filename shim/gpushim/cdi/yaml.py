@@ -39,12 +39,14 @@ def loads(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise YamlError(f"is not UTF-8 at byte {error.start}") from None
     except module.YAMLError as error:
-        raise YamlError("is not YAML: " + " ".join(_problem(error).split())[:200]) from None
+        raise YamlError("is not YAML: " + " ".join(_problem(error, text).split())[:200]) from None
 
 
-def _problem(error: Any) -> str:
+def _problem(error: Any, text: str) -> str:
     """Return PyYAML's problem and its position, without the line itself, which may have a secret."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark and text[mark.index : mark.index + 1] == "\t":
+        problem = "a tab where only blanks can be"
     return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark and problem else str(error)
 
 
@@ -133,7 +135,7 @@ class _Builder:
         members = self.members(self.module.MappingEndEvent, depth)
         for key in members:
             if not isinstance(key, str):
-                raise YamlError(f"has the key {ascii(key)[:60]}, which is not a string")
+                raise YamlError(f"has the key {ascii(key)[:60]}, which is not a string; put it in quotes")
             if key in result:
                 raise YamlError(f"has the key {ascii(key)[:60]} twice in the same place")
             result[key] = next(members)
