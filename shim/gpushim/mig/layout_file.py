@@ -61,7 +61,7 @@ def read(path: str, name: str | None) -> list[Entry]:
     if name is None and len(entries) == 1:
         return next(iter(entries.values()))
     if name not in entries:
-        problem = "name one with --config" if name is None else f"none of them is {quote(name)}"
+        problem = f"none of them is {quote(name)}" if name else "name one with --config"
         raise GpushimError(f"{path} has the layouts {', '.join(map(quote, entries))}; {problem}")
     return entries[name]
 
@@ -145,4 +145,4 @@ def _check_keys(value: Any, keys: tuple[str, ...], path: str, key: str) -> None:
         raise GpushimError(f"{path}: {key or 'it'} must be a mapping with {' and '.join(keys)}")
     for name in value:
         if name not in keys:
-            raise GpushimError(f"{path}: {key or 'it'} has {quote(name)}, which is unknown; omit it")
+            raise GpushimError(f"{path}: {key or 'it'} has {quote(name)}, which is none of {', '.join(keys)}")
