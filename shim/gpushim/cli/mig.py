@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Callable
 
 import click
 
 from gpushim.cli import show
-from gpushim.ground import system
+from gpushim.ground import seen, system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import save
 from gpushim.mig import cut, cut_request, fit, layout_file, session
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpushim.mig.fit import Instance
 
 COLUMNS = ("INSTANCE", "PROFILE", "START:SIZE", "CONTAINERS")
+NO_GPU = "the layout is about no GPU of this host"
 
 
 def _layout_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +73,7 @@ def plan(file: str, config: str | None, form: str) -> None:
     with session.opened() as (nvml, inventory):
         users = _users(inventory)
         changes = cut.plan(nvml, inventory, entries, users)
-    _emit(form, "CHANGE", [row for change in changes for row in _steps(change, users)], "no GPU is meant")
+    _emit(form, "CHANGE", [row for change in changes for row in _steps(change, users)], NO_GPU)
     for change in changes:
         if change.after is None:
             called, counts = cut.call(change.gpu), fit.text(change.entry.counts)
@@ -88,12 +90,16 @@ def apply(file: str, config: str | None) -> None:
     which it fails is as it was before, but for one whose mode waits for a reset; after a kill, the next call goes on.
     """
     entries = layout_file.read(file, config)
+    if os.geteuid():
+        raise GpushimError(f"root alone may cut GPUs; {seen.AS_ROOT}")
     state = system.state_dir()
     save.prepare(state, system.config_path())
     with lock.held(f"{state}/{cut_request.LOCK}"), session.opened(refresh.LONGEST) as (nvml, inventory):
         users = _users(inventory)
         changes = cut.plan(nvml, inventory, entries, users)
         cut.refuse_used(changes, users)
+        if not changes:
+            show.say(NO_GPU)
         waiting: list[str] = []  # for a reset
         try:
             for change in changes:
@@ -103,7 +109,8 @@ def apply(file: str, config: str | None) -> None:
                 except cut.PendingError as error:
                     waiting.append(str(error))
                     continue
-                layout = fit.text(change.entry.counts) if change.entry.enabled else "without MIG mode"
+                bare = "in MIG mode, without instances" if change.entry.enabled else "without MIG mode"
+                layout = fit.text(change.entry.counts) if change.entry.counts else bare
                 show.say(f"GPU {change.gpu['index']} is {'now' if change.differs else 'already'} {layout}")
             if waiting:
                 raise cut.PendingError("; ".join(waiting))

@@ -259,6 +259,18 @@ def test_where_nvml_tells_placements_in_mig_mode_alone(cutter: Cutter) -> None:
     assert cutter.profiles() == ["3g.20gb", "3g.20gb"]
 
 
+def test_what_is_about_nothing_or_makes_nothing(cutter: Cutter) -> None:
+    cutter.file.write_text("version: v1\nmig-configs: {nobody: [{devices: [], mig-enabled: false}]}")
+    assert cutter.apply("nobody") == "the layout is about no GPU of this host\n"
+    cutter.file.write_text(FILE)
+    assert "GPU 1 is already in MIG mode, without instances\n" in cutter.apply("both")
+
+
+def test_root_alone_cuts(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cutter.apply("day", code=1) == "gpushim: root alone may cut GPUs; run this as root"
+
+
 def test_gpus_after_one_that_waits_for_a_reset_are_changed_all_the_same(cutter: Cutter) -> None:
     cutter.apply("none")
     cutter.host.refuse_reset(0)
