@@ -166,7 +166,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     mps = _mps(values, resource, source, notes) if key == "mps" else None
     memory = forms.mib(values["memory"]) if mps is None else None
     if memory and resource != WHOLE:
-        raise GpushimError(f"{source} has memory, which MIG instances have of their own; leave that out", CONFIG)
+        raise GpushimError(f"{source} has memory, which is for whole GPUs (gpu) alone; leave that out", CONFIG)
     notes += [f"{source}: memory is limited only where the kernel enforces it"] * bool(memory)
     replicas = sum(slice_.count for slice_ in mps.slices) if mps and mps.slices else values["replicas"]
     if replicas is None:

@@ -198,5 +198,5 @@ def test_memory_of_time_slicing_is_for_the_kernel_alone() -> None:
     (found,) = sharing.read(sliced(entry(memory="2Gi")), "f", notes)
     assert (found.memory, found.mps) == (2048, None)
     assert notes == [f"f: sharing.timeSlicing, {WHOLE}: memory is limited only where the kernel enforces it"]
-    with pytest.raises(GpushimError, match="which MIG instances have of their own"):
+    with pytest.raises(GpushimError, match="which is for whole GPUs"):
         groups(sliced({"name": "mig-1g.5gb", "replicas": 2, "memory": "1Gi"}))
