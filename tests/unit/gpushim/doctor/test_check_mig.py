@@ -38,6 +38,18 @@ def test_what_is_said(patient: Patient, devices: Any, verdicts: list[str], words
     assert words in found[0].evidence
 
 
+def test_a_gpu_that_is_cut_on_demand_may_be_empty(patient: Patient) -> None:
+    divide(patient, [])
+    section = patient.host.settings["device-plugin"]
+    section.update({"fronts": ["dra"], "on-demand": [patient.gpus.gpus[1].uuid]})
+    assert [(each.verdict, each.evidence) for each in looked(patient)] == [
+        ("ok", "no GPU is in MIG mode, but for those of on-demand")
+    ]
+    for key, value in (("on-demand", ["0"]), ("on-demand", ["1-0"]), ("fronts", ["device-plugin"])):
+        section.update({"on-demand": ["1"], key: value})  # type: ignore[misc]
+        assert [each.verdict for each in looked(patient)] == ["warning"]
+
+
 def test_a_stale_snapshot_says_nothing(patient: Patient) -> None:
     patient.gpus.remove_node("nvidia-uvm")
     assert [each.verdict for each in check_mig.instances(patient.host)] == ["skipped"]
