@@ -80,7 +80,7 @@ class OnDemand:
         Raises:
             GpushimError: it does not tell them of all.
         """
-        uuids = [uuid for uuid in _find_gpus(snapshot, values["on-demand"]).values() if uuid not in self._profiles]
+        uuids = [uuid for uuid in find_gpus(snapshot, values["on-demand"]).values() if uuid not in self._profiles]
         questions = (self._ask(LIST, uuid) for uuid in uuids)
         answers = await asyncio.gather(*questions, return_exceptions=True)  # one that is lost keeps no other from it
         for uuid, answer in zip(uuids, answers):
@@ -99,7 +99,7 @@ class OnDemand:
             names: of the devices that were made for claims.
         """
         devices, lacks, sentence = spec.devices(snapshot, settings)
-        chosen = _find_gpus(snapshot, settings.values["on-demand"])
+        chosen = find_gpus(snapshot, settings.values["on-demand"])
         gpus = {index: uuid for index, uuid in chosen.items() if uuid in self._profiles}
         if not gpus:
             return Published(devices, [], lacks, sentence)
@@ -241,10 +241,10 @@ class OnDemand:
         return answers
 
 
-def _find_gpus(snapshot: Snapshot, texts: Sequence[str]) -> dict[int, str]:
-    """Return the UUIDs of GPUs in MIG mode that are cut on demand, by index."""
+def find_gpus(snapshot: Snapshot, texts: Sequence[str], mode: bool = True) -> dict[int, str]:
+    """Return the UUIDs of GPUs in MIG mode that are cut on demand, or of those without the mode, by index."""
     gpus = resources.list_excluded(snapshot, texts)
-    return {gpu["index"]: gpu["uuid"] for gpu in gpus if gpu["mig"] and gpu["uuid"] and not gpu["problem"]}
+    return {gpu["index"]: gpu["uuid"] for gpu in gpus if gpu["mig"] == mode and gpu["uuid"] and not gpu["problem"]}
 
 
 def _sort_instances(

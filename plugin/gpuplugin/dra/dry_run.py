@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpuplugin.dra import node_state, offered, partitions, spec
-from gpuplugin.dra.cutting import OnDemand
+from gpuplugin.dra.cutting import OnDemand, find_gpus
 from gpuplugin.record import transitions
 from gpuplugin.record.allocations_file import AllocationsFile, summarize
 from gpuplugin.settings import resources
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
+ATTRIBUTES = ("productName", "profile", "memoryLimit")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
 UNASKED = (
     "whether another driver has this one's name is not known: this Python has no grpcio, and no gpushim-dra-driver "
@@ -98,6 +99,11 @@ def _find_published(snapshot: Snapshot, settings: Settings, record: Record | Non
         asyncio.run(on_demand.learn(snapshot, settings.values))
     except GpushimError as error:
         _note([f"what is cut on demand is not known: {error}"])
+    _note(
+        f"GPU {index} of on-demand is not in MIG mode, so it is given out whole; while nothing has it open: "
+        f"nvidia-smi -i {uuid} -mig 1"
+        for index, uuid in find_gpus(snapshot, settings.values["on-demand"], mode=False).items()
+    )
     return on_demand.publish(snapshot, settings, transitions.list_made_names(record))
 
 
@@ -139,7 +145,9 @@ def _list(
         device, name = group[0], group[0].name
         if partitions.is_partition(device):
             name = f"{name.rpartition('-')[0]}-*, placements: {len(group)}"
-        product, profile = (device.body["attributes"][key]["string"] for key in ("productName", "profile"))
+        product, profile, limit = (device.body["attributes"][key]["string"] for key in ATTRIBUTES)
+        if device.body.get("allowMultipleAllocations"):
+            profile += f", in parts (memoryLimit {limit})"
         index = indices.get(partitions.get_parent(device) if len(group) > 1 else partitions.find_unit(device), "")
         rows.append([name, index, product, profile, *(_merge(group, texts) for texts in (by_name, problems))])
     show.table(COLUMNS, rows)

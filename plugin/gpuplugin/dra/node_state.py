@@ -139,9 +139,9 @@ def tainted(
 
 
 def excluded(settings: Settings, snapshot: Snapshot) -> list[str]:
-    """Return what `exclude` leaves out of this host, and what it names in vain, in sentences."""
-    texts = spec.excluded(settings.values)
-    return [*filter(None, [resources.left_out(snapshot, texts)]), *resources.absent(snapshot, texts)]
+    """Return what `exclude` leaves out of this host, and what it or `on-demand` names in vain, in sentences."""
+    sentence = resources.left_out(snapshot, spec.excluded(settings.values))
+    return [*filter(None, [sentence]), *resources.absent(snapshot, settings.values["exclude"])]
 
 
 def _closed(folder: str) -> str:

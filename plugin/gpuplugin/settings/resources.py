@@ -191,15 +191,15 @@ def list_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> list[Gpu]:
 def absent(snapshot: Snapshot, excluded: Sequence[str]) -> list[str]:
     """Return a note for each entry of `exclude` that names no device of this host; as for `find`."""
     missing = [text for text, items in _resolve_excluded(snapshot, excluded).items() if not items]
-    return [f'exclude has "{quote(text)}", which this host does not have' for text in missing]
+    return [f'exclude or on-demand has "{quote(text)}", which this host does not have' for text in missing]
 
 
 def left_out(snapshot: Snapshot, excluded: Sequence[str]) -> str:
     """Return a sentence about entries of `exclude` that leave something out here, or ""; as for `find`."""
     effective = [text for text, items in _resolve_excluded(snapshot, excluded).items() if items]
-    return (
-        f"left out by exclude: {', '.join(effective)}" if effective and snapshot["platform"] not in ALL_IN_ONE else ""
-    )
+    if not effective or snapshot["platform"] in ALL_IN_ONE:
+        return ""
+    return f"left out by exclude or on-demand: {', '.join(effective)}"
 
 
 def _resolve_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, list[Gpu | MigInstance]]:

@@ -76,7 +76,7 @@ def test_check_says_what_would_be_registered(node: Node) -> None:
     assert re.search(r"^nvidia.com/gpu: 1 of 1 can be given out\nDEVICE .*\nGPU-\S+ +0 ", said, re.M)
     assert re.search(r"^nvidia.com/mig-3g.20gb: 1 of 1 can be given out\nDEVICE .*\nMIG-\S+ +1:0 ", said, re.M)
     assert "get their devices by envvar; devices are named by UUID." in said
-    assert "note: left out by exclude: 2\n" in said
+    assert "note: left out by exclude or on-demand: 2\n" in said
     assert "Every container gets gds, too." in said
 
 

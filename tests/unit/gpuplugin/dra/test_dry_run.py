@@ -13,7 +13,7 @@ from gpuplugin.dra import dry_run
 from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.health.health import Health
 from gpuplugin.record.record_form import LOST
-from gpuplugin.settings import settings
+from gpuplugin.settings import settings, sharing
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.containers.kubelet import PODS_SOCKET
 from gpushim.ground import system
@@ -169,9 +169,28 @@ def test_health_that_nobody_has_watched_is_not_known(capsys: pytest.CaptureFixtu
 
 def test_exclude_that_leaves_out_and_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     found = said(capsys, exclude=["1", "9"])
-    assert "note: left out by exclude: 1\n" in found
-    assert 'note: exclude has "9", which this host does not have\n' in found
+    assert "note: left out by exclude or on-demand: 1\n" in found
+    assert 'note: exclude or on-demand has "9", which this host does not have\n' in found
     assert "2 of 2 can be given out" in found
+
+
+def test_on_demand_without_mig_mode_and_in_vain(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, on_demand=["1", "9"], exclude=["1", "9"])  # as settings have it
+    assert "note: GPU 1 of on-demand is not in MIG mode, so it is given out whole; " in text
+    assert f": nvidia-smi -i {uuid(1)} -mig 1\n" in text
+    assert 'note: exclude or on-demand has "9", which this host does not have\n' in text
+    assert "left out" not in text
+    assert "3 of 3 can be given out" in text
+
+
+def test_what_is_given_out_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = settings.resolve({}, {}, {})
+    group = {"name": "gpu", "devices": [1], "replicas": 4}
+    found.sharing = sharing.read({"timeSlicing": {"resources": [group]}}, "file", [])
+    dry_run.tell(found, lambda _: "")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "in parts" in line)
+    assert line.startswith(uuid(1).lower())
+    assert "none, in parts (memoryLimit none)" in line
 
 
 def test_a_kubeconfig_that_the_driver_does_not_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

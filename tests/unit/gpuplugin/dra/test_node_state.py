@@ -163,7 +163,8 @@ def test_what_a_claim_that_is_over_still_owes(running: Newest, tmp_path: Path) -
 
 def test_what_exclude_leaves_out_is_said() -> None:
     found = node_state.present(settings.resolve({"exclude": ("1,9",)}, {}, {}))
-    assert {"left out by exclude: 1", 'exclude has "9", which this host does not have'} <= {*found.notes}
+    key = "exclude or on-demand"
+    assert {f"left out by {key}: 1", f'{key} has "9", which this host does not have'} <= {*found.notes}
 
 
 def test_gpus_that_are_let_go(running: Newest) -> None:

@@ -183,7 +183,7 @@ def test_what_is_left_out_is_said() -> None:
     host = snapshot(gpus, [mig(1, 0, "1c.3g.20gb")], missing=["GPU 3 is left out: it does not answer"])
     assert resources.find(host, "mixed", ["7"], notes) == {}
     assert [note.partition(":")[0] for note in notes] == [
-        'exclude has "7", which this host does not have',
+        'exclude or on-demand has "7", which this host does not have',
         "GPU 3 is left out",
         "GPU 0 is left out",
         "GPU 2 is in MIG mode and has no instance, so nothing of it is given out",
@@ -218,4 +218,4 @@ def test_an_index_of_a_gpu_that_is_missing_excludes_no_other() -> None:
         snapshot([gpu(1), gpu(2)], absent=[{"index": 0, "uuid": uuid(0), "pci": "x"}]), "none", ["0"], notes
     )
     assert [(one.id, one.index) for one in found["nvidia.com/gpu"]] == [(uuid(1), "1"), (uuid(2), "2")]
-    assert notes == ['exclude has "0", which this host does not have']
+    assert notes == ['exclude or on-demand has "0", which this host does not have']
