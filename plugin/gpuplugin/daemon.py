@@ -274,7 +274,7 @@ class Agent:
         answer: dict[str, Any] = {"resources": [], "pods": [], "notes": []}
         for front in self._fronts:
             answer.update(await front.status())
-        problems = [self._sources.problem if self._sources else "", self._exporter.problem]
+        problems = [self._sources.problem if self._sources else "", self._exporter.problem, self._layout.problem]
         notes = [*problems, *self._settings.notes, *answer["notes"]]
         return {
             **answer,

@@ -55,6 +55,7 @@ class MigLayout:
 
     Attributes:
         reasons: why devices of GPUs that wait for it are not given out, by UUID.
+        problem: why it cannot be had, or "".
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class MigLayout:
         self._waiting: dict[str, float] = {}  # GPUs, since when
         self._closed: list[str] = []  # those of them that nobody gets any more
         self._subject: dict[str, Any] = {}  # of the last look
-        self._problem = self._name = ""
+        self.problem = self._name = ""
 
     def look(self, values: Mapping[str, Any], snapshot: Snapshot) -> bool:
         """Go by the name that counts now, and have the node plan what is new; return whether GPUs wait.
@@ -111,9 +112,9 @@ class MigLayout:
             _ask(self._subject, uuids, values, snapshot)
 
     def _tell(self, problem: str) -> None:
-        if problem and problem != self._problem:
+        if problem and problem != self.problem:
             logger.error("%s", problem)
-        self._problem = problem
+        self.problem = problem
 
     def _find_reasons(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         uuids = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"]}

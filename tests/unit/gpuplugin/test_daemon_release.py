@@ -214,3 +214,19 @@ def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: H
             assert longest < 0.5
 
     asyncio.run(run())
+
+
+def test_a_mig_layout_that_cannot_be_had_is_in_the_status(top: Path, host: Host) -> None:
+    name = top / "layout"
+    name.write_text("two words")
+
+    async def run() -> None:
+        async with running(top, **{"mig-layout-file": str(name)}) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            while not any(f"{name} is not one word" in note for note in (await do(top, "status"))["notes"]):
+                await asyncio.sleep(0.01)
+            name.unlink()
+            while any("is not one word" in note for note in (await do(top, "status"))["notes"]):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
