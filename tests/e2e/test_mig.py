@@ -17,7 +17,7 @@ from e2e.witness import settings
 
 PAGE = TOP / "docs/mig.md"
 FILE = next(block.text for block in pages.blocks(PAGE.read_text()) if block.info == "yaml")
-MORE = """  two: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 1, 3g.40gb: 1}}]
+MORE = """  two: [{devices: all, mig-enabled: true, mig-devices: {2g.20gb: 1, 3g.40gb: 1}}]
   none: [{devices: all, mig-enabled: false}]
 """
 # Of each test's own: containers, also those of other tests, are known by the numbers of their nodes.
@@ -54,7 +54,7 @@ def mig(bundle: Bundle, name: str, word: str = "apply") -> tuple[int, str]:
 
 
 def test_a_container_gets_an_instance_and_holds_it(cut: Bundle, host: fakehost.Host) -> None:
-    assert mig(cut, "day") == (0, "GPU 0 is now 1g.10gb: 7\n")
+    assert mig(cut, "day") == (0, "GPU 0 is now 2g.20gb: 3\n")
     host.adopt()
     first, *others = [mig.uuid for mig in host.gpus[0].mig]
     cut.ask("NVIDIA_VISIBLE_DEVICES=0:0", args=["nvidia-smi", "-L"])
@@ -68,7 +68,7 @@ def test_a_container_gets_an_instance_and_holds_it(cut: Bundle, host: fakehost.H
             code, output = mig(cut, name, word)
             assert code == 1
             assert f"containers have what must go: of GPU 0 {cut.id}; end them" in output
-        assert mig(cut, "two") == (0, "GPU 0 is now 1g.10gb: 1, 3g.40gb: 1\n")
+        assert mig(cut, "two") == (0, "GPU 0 is now 2g.20gb: 1, 3g.40gb: 1\n")
         host.adopt()
         assert first in [mig.uuid for mig in host.gpus[0].mig]
     assert mig(cut, "night") == (0, "GPU 0 is now 7g.80gb: 1\n")
@@ -82,7 +82,7 @@ def test_the_commands_of_the_page(cut: Bundle, host: fakehost.Host) -> None:
     for line in lines:
         subprocess.run(["/bin/sh", "-c", line], check=True, env=env)
     host.adopt()
-    assert [mig.profile for mig in host.gpus[0].mig] == ["1g.10gb"] * 7
+    assert [mig.profile for mig in host.gpus[0].mig] == ["2g.20gb"] * 3
 
 
 def test_the_units_of_the_page(tmp_path: Path) -> None:
