@@ -30,7 +30,7 @@ def read_open(state: str) -> dict[str, Any]:
     path = f"{state}/{NAME}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
-    request = ensure.own(path)
+    request: dict[str, Any] = ensure.own(path)
     has_answer = ensure.own(f"{state}/{ANSWER}").get("request") == request
     if request.get("boot") != system.boot() or has_answer:
         return {}
