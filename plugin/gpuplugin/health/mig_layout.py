@@ -86,7 +86,8 @@ class MigLayout:
             _remove(cut_request.NAME)
         if not name:
             _remove(cut_request.ANSWER)  # the same name is planned anew when it comes again
-        clock, is_cutting = system.clock(), lock.is_held(f"{system.state_dir()}/{cut_request.LOCK}")
+        clock, lock_path = system.clock(), f"{system.state_dir()}/{cut_request.LOCK}"
+        is_cutting = lock.is_held(lock_path) or _is_older(snapshot, answer)
         settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
         self._subject, self._closed = subject, [uuid for uuid in uuids if uuid in settled and not is_cutting]
         begun = {*self._waiting, *asked.get("free", ())} if is_cutting else ()  # perhaps by what was just taken back
@@ -140,6 +141,11 @@ def _read_answer(subject: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the node has said of a layout; {} if nothing."""
     answer: Mapping[str, Any] = ensure.own(f"{system.state_dir()}/{cut_request.ANSWER}")
     return answer if subject.items() <= (answer.get("request") or {}).items() else {}
+
+
+def _is_older(snapshot: Snapshot, answer: Mapping[str, Any]) -> bool:
+    """Return whether a snapshot has what was there before GPUs were cut: it is read before the answer."""
+    return bool(answer) and bool(answer["request"]["free"]) and snapshot["looked"] < answer["request"]["at"]
 
 
 def _path() -> str:

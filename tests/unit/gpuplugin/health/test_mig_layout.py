@@ -28,6 +28,7 @@ class Node:
         (self.state / "device-plugin").mkdir(parents=True)
         (top / "mig.yaml").write_text("")
         self.values: dict[str, Any] = {"mig-layout-file": str(self.file), "on-demand": []}
+        self.snapshot: Any = {**SNAPSHOT, "looked": system.clock() + 1000.0}
         self.record = record_form.fresh(system.boot() or "", "")
 
     def asked(self) -> Any:
@@ -44,8 +45,8 @@ class Node:
 
     def look(self) -> tuple[list[str], str]:
         """Look once; return what is unhealthy, and the state."""
-        if self.layout.look(self.values, SNAPSHOT):
-            self.layout.free(self.values, SNAPSHOT, self.record)
+        if self.layout.look(self.values, self.snapshot):
+            self.layout.free(self.values, self.snapshot, self.record)
         return sorted(self.layout.reasons), mig_layout.tell_state(str(self.file))
 
 
@@ -81,6 +82,19 @@ def test_a_gpu_waits_until_nobody_has_it_and_others_do_not(node: Node) -> None:
     assert node.look() == (WAITING, "pending")
     assert node.asked()["free"] == [uuid(0)]
     node.answer()
+    assert node.look() == ([], "success")
+
+
+def test_what_was_there_before_a_gpu_was_cut_is_nobodys(node: Node) -> None:
+    """The snapshot is read before the answer, which is written after a newer one."""
+    node.look()
+    node.answer(g0="")
+    node.look()
+    node.look()
+    node.answer()
+    node.snapshot["looked"] = node.asked()["at"] - 1.0
+    assert node.look() == (WAITING, "success")
+    node.snapshot["looked"] += 2.0
     assert node.look() == ([], "success")
 
 
