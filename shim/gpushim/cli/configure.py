@@ -8,6 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -26,8 +27,9 @@ def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
     What it sets is in a file of gpushim's own; in Docker's daemon.json it is one entry, and where containerd's
-    config.toml imports no directory, a line there reads the file. --remove takes these away. What somebody else
-    wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
+    config.toml imports no directory, a line there reads the file. A file of others is copied to NAME.before-gpushim
+    when gpushim first changes it. --remove takes all these away. Where gpushim replaces or removes what somebody else
+    wrote, the file as it was stays as NAME.kept-gpushim.
     """
 
 
@@ -58,7 +60,7 @@ def _command(name: str, row: table.Row) -> None:
         click.option("--force", is_flag=True, help=FORCE),
         click.option("--remove", is_flag=True, help="Take back what gpushim added."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
-        click.option("--files-only", is_flag=True, help="Read the usual files, and look at no running process."),
+        click.option("--files-only", is_flag=True, help=FILES_ONLY + (ALL_USUAL if name == "containerd" else "")),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
         click.option(
@@ -74,18 +76,18 @@ def _command(name: str, row: table.Row) -> None:
 
 
 def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
-    engine = importlib.import_module(f"gpushim.engines.{name}")
+    module = importlib.import_module(f"gpushim.engines.{name}")
     _check(values)
     options = _options(values)
     verify, dry_run, restart = values["verify"], values["dry_run"], values["restart"]
     if values["by_hand"]:
-        _by_hand(engine, row, options)
+        _by_hand(module, row, options)
         return
-    plan: Plan = engine.plan(Options(config=options.config, remove=True) if verify else options)
+    plan: Plan = _find_engine(module, options) if verify else module.plan(options)
     report: dict[str, Any] = {
-        "config": plan.config,
-        "changes": [] if verify else [_change(change) for change in plan.changed],
-        "links": [] if verify else [_link(each) for each in plan.links],
+        "config": plan.file,
+        "changes": [_change(change) for change in plan.changed],
+        "links": [_link(each) for each in plan.links],
         "notes": [*plan.notes, *plan.stays.values()],
         "stays": plan.stays,
         "changed": False,
@@ -95,8 +97,10 @@ def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
         report["notes"] += _refusal(row, plan, options)
     elif not verify:
         _apply(name, row, options, plan, report)
-    if verify or (restart and not dry_run):
-        report["missing"] = _asked(engine, row, options, plan, restart and not verify)
+    if verify:
+        report["missing"] = module.verify(options, plan)
+    elif restart and not dry_run:
+        report["missing"] = _restart_and_verify(module, row, options, plan)
     elif report["changed"] and row.unit:
         knows = f"{row.title} still has the old settings" if options.remove else f"{row.title} does not know yet"
         asks = "--remove --verify" if options.remove else "--verify"
@@ -114,7 +118,8 @@ def _apply(name: str, row: table.Row, options: Options, plan: Plan, report: dict
     plan.check()
     report["notes"] += files.apply(plan.changes)
     links, notes = dockerd.apply_links(plan.links) if plan.links else ([], [])
-    report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
+    report["links"] = [_link(each) for each in links]
+    report["notes"] += notes
     report["changed"] = bool(plan.changed or links)
     if report["changed"]:
         time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
@@ -130,11 +135,11 @@ def _check(options: dict[str, Any]) -> None:
                 raise click.UsageError(f"--verify {reason}; leave out --verify or --{name.replace('_', '-')}")
 
 
-def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
+def _by_hand(module: Any, row: table.Row, options: Options) -> None:
     """Print how to take gpushim out of settings once it is gone."""
     if not options.remove:
         raise click.UsageError("--by-hand goes with --remove")
-    plan = engine.plan(options)
+    plan = module.plan(options)
     removed = [shlex.join(["rm", change.path]) for change in plan.changed if change.new is None]
     commands = [*(plan.by_hand or removed), *(link.command for link in plan.links)]
     if commands and row.unit:
@@ -143,16 +148,15 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
     for line in [*commands, *(f"# note: {sentence}" for sentence in _refusal(row, plan, options))]:
         show.text(line)
     if not commands:
-        show.say(f"# {plan.config}: nothing to take back")
+        show.say(f"# {plan.file}: nothing to take back")
 
 
 def _of_pip(name: str, options: Options) -> list[str]:
     """Return what nobody does when pip or uv remove the programs that settings now name."""
     if options.remove or not os.path.dirname(os.path.dirname(__file__)).endswith("-packages/gpushim"):
         return []
-    undo = shlex.join(
-        ["gpushim", "configure", name, "--remove", *([f"--config={options.config}"] * bool(options.config))]
-    )
+    config = [f"--config={options.config}"] if options.config else []
+    undo = shlex.join(["gpushim", "configure", name, "--remove", *config])
     script = shlex.quote(os.path.join(os.path.dirname(os.path.dirname(__file__)), "removed"))
     return [
         f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}` and "
@@ -175,7 +179,7 @@ def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
     if roots:
         raise GpushimError(
             f"{row.process} (process {roots[0]}) is root's, and none of this user's runs, so nobody reads "
-            f"{plan.config}; run this as root, or with --files-only to prepare for a rootless {row.process}"
+            f"{plan.file}; run this as root, or with --files-only to prepare for a rootless {row.process}"
         )
 
 
@@ -214,15 +218,24 @@ def _options(options: dict[str, Any]) -> Options:
     )
 
 
-def _asked(engine: Any, row: table.Row, options: Options, plan: Plan, restart: bool) -> list[str]:
+def _find_engine(module: Any, options: Options) -> Plan:
+    """Return the running engine and its file, in a plan that changes nothing.
+
+    They are those of a removal, which can be planned in whatever state the settings are.
+    """
+    plan: Plan = module.plan(Options(config=options.config, remove=True))
+    return replace(plan, changes=[], links=[])
+
+
+def _restart_and_verify(module: Any, row: table.Row, options: Options, plan: Plan) -> list[str]:
     """Restart an engine that has a daemon, and ask it; returns what is missing."""
-    if restart and row.unit:
+    if row.unit:
         arguments = _restarting(row, options, plan)
         if not arguments:
             return [_advice(row, options, plan) + "; then --verify asks it"]
         units.restart(arguments)
-        plan = engine.plan(Options(config=options.config, remove=True))  # the process is another one now
-    missing: list[str] = engine.verify(options, plan)
+        plan = _find_engine(module, options)  # the process is another one now
+    missing: list[str] = module.verify(options, plan)
     return missing
 
 
@@ -262,6 +275,8 @@ def _print(form: str, title: str, options: Options, report: dict[str, Any], dry_
         show.say(f"verified: {title} {verb} the runtime {options.name}")
 
 
+FILES_ONLY = "Read the usual files, and look at no running process."
+ALL_USUAL = " With --remove and without --config: those of k3s, rke2, k0s and MicroK8s, too."
 FORCE = "Replace a runtime of this name that is not gpushim's; with --remove: remove one that containers need."
 _NOT_WITH_VERIFY = {
     "files_only": "asks the engine that runs, and --files-only looks at none",

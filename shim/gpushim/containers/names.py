@@ -77,7 +77,7 @@ class Names:
             for engine in self._dockerds
             for root in [*engine.option(f"--{key}"), dockerd.settings(dockerd.config(engine)).get(key)]
         ]
-        return [engine.seen(root) for engine, root in roots if isinstance(root, str) and root.startswith("/")]
+        return [engine.host_path(root) for engine, root in roots if isinstance(root, str) and root.startswith("/")]
 
     def of_docker(self, identity: str, user: str, read: Read) -> str:
         """Return a container's name in Docker's files; "" if no dockerd has it. `user` is a runtime directory."""

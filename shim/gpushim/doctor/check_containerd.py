@@ -116,7 +116,7 @@ def restarted(host: Host) -> Iterator[Finding]:
         ]
         # Where an import is a pattern, what was removed from its directory counts too.
         read = [path for pattern in imports for path in (*glob.glob(pattern), *_folder(pattern))]
-        paths = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
+        paths = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.host_path, read)]
         late = [path for path in paths if engine.before(path)]
         if late:
             evidence = f"{late[0]} was changed after containerd (process {engine.pid}) started"
@@ -154,7 +154,7 @@ def devices(host: Host) -> Iterator[Finding]:
 def _configured_folders(host: Host, engine: Engine, folders: list[Any]) -> bool:
     """Return whether containerd looks for CDI devices where refresh writes them, if somebody chose that directory."""
     cdi = host.settings["cdi"]
-    is_listed = entries.has_spec_folder(host, [engine.seen(str(folder)) for folder in folders])
+    is_listed = entries.has_spec_folder(host, [engine.host_path(str(folder)) for folder in folders])
     return is_listed or not folders or not cdi["write-spec"] or not cdi["output-directory"]
 
 
@@ -174,7 +174,7 @@ def socket_of(host: Host, engine: Engine) -> str:
     addresses = engine.option("--address", "-a") or [
         (_merged(host, engine).get("grpc") or {}).get("address") or ADDRESS
     ]
-    return engine.seen(str(addresses[-1]))
+    return engine.host_path(str(addresses[-1]))
 
 
 def _with_cri(host: Host) -> Iterator[tuple[Engine, dict[str, Any]]]:
@@ -203,7 +203,7 @@ def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _config(engine: Engine) -> str:
-    return engine.seen(engine.config or process.SYSTEM_CONFIG)
+    return engine.host_path(engine.config or process.SYSTEM_CONFIG)
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", options: tuple[str, ...] = ()) -> str:

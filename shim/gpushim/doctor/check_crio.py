@@ -56,7 +56,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     for engine in host.running("crio"):
         folders = crio.hook_directories(crio.settings(engine))
         effect = "CRI-O starts containers without their GPUs"
-        yield from entries.check_hooks("CRI-O", folders, engine.seen, effect, "gpushim configure crio --hooks")
+        yield from entries.check_hooks("CRI-O", folders, engine.host_path, effect, "gpushim configure crio --hooks")
 
 
 def devices(host: Host) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def devices(host: Host) -> Iterator[Finding]:
         names = ", ".join(folders)
         if not host.settings["cdi"]["write-spec"]:
             yield skipped(f"CRI-O does CDI from {names}, and write-spec under [cdi] in {host.config} is false")
-        elif entries.has_spec_folder(host, map(engine.seen, folders)):
+        elif entries.has_spec_folder(host, map(engine.host_path, folders)):
             yield ok(f"CRI-O does CDI from {names}")
         else:
             yield warning(

@@ -285,13 +285,13 @@ def devices(host: Host) -> Iterator[Finding]:
 
 def _links(engine: Engine, folders: list[str]) -> list[str]:
     """Return those of the directories that are links in a root of the engine's own, as rootlesskit makes them."""
-    return [folder for folder in folders if (path := engine.seen(folder)) != folder and os.path.islink(path)]
+    return [folder for folder in folders if (path := engine.host_path(folder)) != folder and os.path.islink(path)]
 
 
 def view(host: Host) -> Iterator[Finding]:
     """Check that each dockerd sees the state, also a rootless one with a /run of its own."""
     for engine in host.running("dockerd"):
-        state = engine.seen(host.state)
+        state = engine.host_path(host.state)
         if state == host.state or trust.ours(state) or not os.path.lexists(host.state):
             yield ok(f"dockerd (process {engine.pid}) sees {host.state}")
             continue
@@ -330,7 +330,7 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Return how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
-    if not entries.has_spec_folder(host, map(engine.seen, folders)):
+    if not entries.has_spec_folder(host, map(engine.host_path, folders)):
         folder, path = shlex.quote(entries.find_spec_folder(host)), shlex.quote(dockerd.config(engine))
         return f"add {folder} to cdi-spec-dirs in {path}; then {host.restart(engine)}"
     return REFRESH

@@ -85,7 +85,7 @@ def template(host: Host) -> Iterator[Finding]:
             continue
         folder = os.path.dirname(config)
         engine = next(
-            (process for process in host.running("containerd") if process.seen(process.config) == config), None
+            (process for process in host.running("containerd") if process.host_path(process.config) == config), None
         )
         restart = units.fix("restart" if engine else "start", services.unit(service, host.top), engine, host.top)
         command = shlex.join(["gpushim", "configure", "containerd", f"--config={config}"])

@@ -79,7 +79,7 @@ def _mounting_engines(host: Host) -> str:
         if check_docker.hook_alone(host, engine) and check_docker.version_of(host, engine) < check_docker.CDI_GPUS:
             engines.append("Docker's")
     for engine in host.running("crio"):
-        if entries.has_own_hook(crio.hook_directories(crio.settings(engine)), engine.seen):
+        if entries.has_own_hook(crio.hook_directories(crio.settings(engine)), engine.host_path):
             engines.append("CRI-O's")
     if host.program("podman") and entries.has_own_hook(check_podman.hook_directories(host), lambda at: host.top + at):
         engines.append("Podman's")

@@ -1,1 +1,1 @@
-"""Container engines: a module or room of each plans and verifies its settings."""
+"""Container engines: a module or package for each plans and verifies its settings."""

@@ -108,7 +108,7 @@ def _meant(
         check_entry(path, options.name, program, is_ours(program), options.force)
         programs[options.name] = options.program
         default = options.name if options.default else default
-    removed = [change for file in dict.fromkeys([path, *earlier]) for change in own.remove(file)]
+    removed = [change for file in dict.fromkeys([path, *earlier]) for change in own.plan_removal(file)]
     if not programs:
         return removed
     table = toml.table(other_data, *TABLE)
@@ -119,7 +119,7 @@ def _meant(
         for name, runtime_program in programs.items()
     }
     settings = {**({"default_runtime": default} if default in programs else {}), "runtimes": entries}
-    return [own.put(path, PROGRAM, {"crio": {"runtime": settings}}), *removed[1:]]
+    return [own.plan_content(path, PROGRAM, {"crio": {"runtime": settings}}), *removed[1:]]
 
 
 def _storage(engine: Engine | None, data: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ def _storage(engine: Engine | None, data: dict[str, Any]) -> str:
     values = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
     shared = engine.environ.get("CONTAINERS_STORAGE_CONF") if engine else None  # alone, even if it is not there
     paths = handlers.STORAGE if shared is None else [shared] if shared else []
-    from_here = engine.seen if engine else str
+    from_here = engine.host_path if engine else str
     return from_here(handlers.root([*values, toml.table(data, "crio").get("root")], [*map(from_here, paths)]))
 
 
@@ -151,7 +151,7 @@ def config_paths(engine: Engine | None) -> tuple[str, str]:
     if engine:
         main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
         folders = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
-        main, folder = engine.seen(main), engine.seen(folders[-1]) if folders[-1] else ""
+        main, folder = engine.host_path(main), engine.host_path(folders[-1]) if folders[-1] else ""
     return main, folder
 
 
@@ -247,7 +247,9 @@ def _hints(data: dict[str, Any]) -> list[str]:
 
 def _hook_changes(options: Options, data: dict[str, Any], engine: Engine | None) -> list[Change]:
     folders = hook_directories(data)
-    paths = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
+    paths = [
+        engine.host_path(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders
+    ]
     if options.remove:  # from wherever it was put before hooks_dir was changed, too
         usual = f"{HOOKS}/{hooksd.FILE}"
         return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*paths, usual])]

@@ -24,21 +24,21 @@ _PATH = re.compile(rf'"(/[^"]*/{HOOK})"'.encode())
 _FOR = re.compile(rb'"GPUSHIM_HOOK_FOR=([a-z ]*)"')
 
 
-def change(path: str, engine: str, program: str) -> Change:
-    """Work out the file.
+def change(path: str, engine_name: str, program: str) -> Change:
+    """Return the change after which the file is there for an engine too, or no longer for it.
 
     Args:
-        engine: "podman" or "crio", which is to call the hook or no longer to call it.
+        engine_name: "podman" or "crio", which is to call the hook or no longer to call it.
         program: absolute path of gpushim-hook; "" takes the engine out, and the file if it was the last one.
     """
     old = files.read(path)
     path_there = _PATH.search(old or b"")
     match = _FOR.search(old or b"")
     engines = set((match[1].decode().split() if match else ["podman"]) if path_there else [])
-    if not program and engine not in engines:
+    if not program and engine_name not in engines:
         return Change(path, old, old)
     text = path_there[1].decode("utf-8", "replace") if path_there else ""
-    remaining = engines | {engine} if program else engines - {engine}
+    remaining = engines | {engine_name} if program else engines - {engine_name}
     edited = old is not None and old != content(text, engines)
     new = content(program or text, remaining) if remaining else None
     return Change(path, old, new, files.EDITED if edited else "")

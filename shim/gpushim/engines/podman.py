@@ -42,7 +42,7 @@ def plan(options: Options) -> Plan:
     hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
     read = [*_read_by_podman(path), path]
     if options.remove:
-        changes, hook = own.remove(path), hooksd.change(hook_path, PROGRAM, "")
+        changes, hook = own.plan_removal(path), hooksd.change(hook_path, PROGRAM, "")
         if not options.config:
             changes.append(hook)
         elif hook.new != hook.old:
@@ -50,7 +50,7 @@ def plan(options: Options) -> Plan:
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
             raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Podman; choose another")
-        changes = [_change(options, path), *own.remove(path)[1:]]
+        changes = [_change(options, path), *own.plan_removal(path)[1:]]
         if options.hook and not options.config:
             changes.append(hooksd.change(hook_path, PROGRAM, options.hook))
     check = partial(own.check_left, "Podman", read, list(changes), DEFAULT, STOCK) if options.remove else lambda: None
@@ -95,7 +95,7 @@ def verify(options: Options, planned: Plan) -> list[str]:
     if has:
         return []
     reason = (answer.error.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
-    return [f"Podman does not take the runtime {options.name} of {planned.config}: {reason}"]
+    return [f"Podman does not take the runtime {options.name} of {planned.file}: {reason}"]
 
 
 def _own_directory() -> str:
@@ -114,7 +114,7 @@ def _change(options: Options, path: str) -> Change:
     runtimes[options.name] = [options.program]
     default = options.name if options.default else own_table.get("runtime")
     settings = {**({"runtime": default} if default in runtimes else {}), "runtimes": runtimes}
-    return own.put(path, PROGRAM, {"engine": settings})
+    return own.plan_content(path, PROGRAM, {"engine": settings})
 
 
 def _ours(paths: object) -> bool:

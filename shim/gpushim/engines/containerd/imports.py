@@ -100,9 +100,9 @@ def cri(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
     table: Any = file.data
     for name in (outer, inner):
         table = _table(file, table, name)
-    engine = _table(file, table, "containerd")
-    for name in _table(file, engine, "runtimes"):
-        _table(file, _table(file, engine["runtimes"], name), "options")
+    runtimes = _table(file, _table(file, table, "containerd"), "runtimes")
+    for name in runtimes:
+        _table(file, _table(file, runtimes, name), "options")
     return dict(table)
 
 
@@ -149,7 +149,7 @@ def by_plugins(file: File) -> bool:
     return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
 
 
-def engine_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
+def containerd_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
     """Return a file's table `containerd` of the CRI; {} if it has none, or one that the CRI itself refuses."""
     try:
         return dict(cri(tree, file, merges).get("containerd", {}))
@@ -158,7 +158,7 @@ def engine_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
 
 
 def own_paths(daemon: Daemon, config: str, tree: list[File]) -> list[str]:
-    folders = [f"{os.path.dirname(config)}/{FOLDER}", services.directory(config, daemon.seen(config))]
+    folders = [f"{os.path.dirname(config)}/{FOLDER}", services.directory(config, daemon.host_path(config))]
     folders += directories(daemon, tree[0])
     folders += [f"{template.removesuffix('.tmpl')}.d" for template in services.templates(config).values()]
     paths = [f"{folder}/{OURS}" for folder in folders if folder]
@@ -179,7 +179,7 @@ def importing(old: bytes | None, path: str, pattern: str, version: int) -> bytes
     if pattern in listed:
         return old
     try:
-        return toml.put(text, "", "imports", [*listed, pattern], path, MARK).encode()
+        return toml.with_value(text, "", "imports", [*listed, pattern], path, MARK).encode()
     except GpushimError:
         raise GpushimError(f"{path}: add {toml.value_text(pattern)} to imports by hand, then try again") from None
 
@@ -196,7 +196,7 @@ def without_import(old: bytes | None, path: str, pattern: str) -> bytes | None:
     remaining = [imported for imported in listed if imported != pattern]
     if re.fullmatch(rf"version = \d\nimports = .*{re.escape(MARK)}\n", text) and not remaining:
         return None
-    new = toml.put(text, "", "imports", (remaining or None) if MARK in text else remaining, path)
+    new = toml.with_value(text, "", "imports", (remaining or None) if MARK in text else remaining, path)
     return new.replace(MARK, "").encode()
 
 
@@ -208,7 +208,7 @@ def sed_script(pattern: str) -> str:
 
 
 def _file(daemon: Daemon, path: str, importer: str, draft: Draft) -> File:
-    host_path = daemon.seen(path)
+    host_path = daemon.host_path(path)
     content = draft[host_path] if host_path in draft else files.read(host_path)
     if content is None and importer:
         raise GpushimError(f"{importer} imports {path}, which does not exist; make that file or drop the import")
@@ -232,7 +232,7 @@ def _patterns(daemon: Daemon, file: File) -> list[str]:
     """
     imports = file.data.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
-        raise GpushimError(f"{daemon.seen(file.path)}: imports is not a list of paths; correct it first")
+        raise GpushimError(f"{daemon.host_path(file.path)}: imports is not a list of paths; correct it first")
     folder = os.path.dirname(file.path)
     return [
         os.path.normpath(os.path.join("/" if _from_root(daemon) and "*" in pattern else folder, pattern))
@@ -261,7 +261,7 @@ def _matches(daemon: Daemon, pattern: str, draft: Draft) -> list[str]:
     folders = sorted(glob.glob(folder)) if glob.has_magic(folder) else [folder]
     paths = []
     for folder_path in folders:
-        host_path = daemon.seen(f"{folder_path}/{OURS}")[: -len(OURS) - 1]
+        host_path = daemon.host_path(f"{folder_path}/{OURS}")[: -len(OURS) - 1]
         drafted = {
             os.path.basename(path): new is not None
             for path, new in draft.items()

@@ -49,12 +49,15 @@ class Daemon:
 
     @property
     def merges(self) -> bool:
-        """Whether its files add up; before 2.0 the table of a plugin replaces that of the files read earlier."""
+        """Whether its files add up; before 2.0 the table of a plugin replaces that of the files read earlier.
+
+        False where the version is unknown, too: then gpushim's file has all of the CRI's settings, which suits both.
+        """
         return self.version >= (2, 0)
 
-    def seen(self, path: str) -> str:
-        """Return the path under which this process opens a file of containerd's."""
-        return self.engine.seen(path) if self.engine else path
+    def host_path(self, path: str) -> str:
+        """Return the path under which this process opens a file of containerd's, as `Engine.host_path` does."""
+        return self.engine.host_path(path) if self.engine else path
 
     def shown(self) -> str:
         """Name it for messages, with its version if that is known."""
@@ -114,7 +117,7 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     Raises:
         GpushimError: it cannot read them, with its reason.
     """
-    exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
+    exists = files.read(daemon.host_path(daemon.config)) is not None  # a file that is named must be there
     arguments = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
     answer = _call(daemon.engine, daemon.config, *arguments)
     if answer is None and daemon.engine and daemon.engine.root:
@@ -135,7 +138,7 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     return toml.parse(answer.out.encode(), "the answer of containerd")
 
 
-def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | None, str]:
+def ask_cri(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | None, str]:
     """Ask the running containerd for a runtime of its CRI, waiting until it answers.
 
     Returns:
@@ -143,7 +146,7 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
         and what is wrong with the CRI, or "".
     """
     addresses = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
-    address = daemon.seen((addresses or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
+    address = daemon.host_path((addresses or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
     try:
         address = host_files.socket_path(address)
     except (OSError, GpushimError) as error:

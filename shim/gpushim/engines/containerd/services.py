@@ -49,7 +49,7 @@ MICROK8S = "containerd-template.toml"
 K0S = (
     "# k0s_managed=true"  # its first line; without it k0s leaves the file alone. Before 1.30 an empty one comes first
 )
-# What is between the marks, and its digest, which one of a gpushim before December 2026 lacks.
+# What is between the marks, and its digest, which blocks lack that were written before gpushim had drop-in files.
 _BLOCK = re.compile(
     rf"(?:\r?\n)?{re.escape(BEGIN)}\r?\n(.*?){re.escape(END)}(?: ([0-9a-f]+))?[ \t]*(?:\r?\n|\Z)", re.DOTALL
 )
@@ -146,7 +146,7 @@ def has(path: str, name: str) -> bool:
     return any(f"runtimes.{name}" in block.replace('"', "") for block, _ in _BLOCK.findall(text))
 
 
-def put(path: str, keys: tuple[str, ...], entry: dict[str, Any]) -> Change:
+def plan_block(path: str, keys: tuple[str, ...], entry: dict[str, Any]) -> Change:
     """Return the change after which a template has a runtime at its end.
 
     Args:
@@ -157,8 +157,8 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any]) -> Change:
     Raises:
         GpushimError: the template has a runtime of this name that is not gpushim's.
     """
-    base = take_out(path)
-    old = base.old
+    removal = plan_removal(path)
+    old = removal.old
     text = BASE if old is None else toml.decoded(old, path)
     name = re.escape(keys[-1])
     if re.search(rf"""(?m)^[^#\n]*runtimes\.(?:"{name}"|'{name}'|{name})[].]""", without_ours(text)):
@@ -175,17 +175,17 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any]) -> Change:
         new = text[: match.start()] + block + text[match.end() :]
     else:
         new = text + ("" if text.endswith("\n") or not text else "\n") + block
-    return Change(path, old, new.encode(), base.copy)
+    return Change(path, old, new.encode(), removal.copy)
 
 
 def by_hand(change: Change) -> list[str]:
-    """Return the command that does without gpushim what a change of `take_out` does to a template of others."""
+    """Return the command that does without gpushim what a change of `plan_removal` does to a template of others."""
     if not change.new or change.new == change.old or BEGIN.encode() not in (change.old or b""):
         return []
     return [shlex.join(["sed", "-i", f"/^{BEGIN[:20]}/,/^{END}/d", change.path])]
 
 
-def take_out(path: str) -> Change:
+def plan_removal(path: str) -> Change:
     """Return the change after which a template is without gpushim's runtime; one that has nothing else goes.
 
     Raises:

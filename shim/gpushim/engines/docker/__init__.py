@@ -146,37 +146,37 @@ def _added(options: Options, path: str) -> Change:
 
 def verify(options: Options, planned: Plan) -> list[str]:
     """Ask dockerd whether it has what is wished; return a sentence for each thing that is missing."""
-    engine, content = planned.engine, files.read(planned.config)
-    socket = dockerd.socket(engine, planned.config)
-    entries = daemon_json.entries(daemon_json.parse(content, planned.config))
+    engine, content = planned.engine, files.read(planned.file)
+    socket = dockerd.socket(engine, planned.file)
+    entries = daemon_json.entries(daemon_json.parse(content, planned.file))
     program = daemon_json.program_of(entries.get(options.name))
     try:
-        info = dockerd.info(engine, planned.config, patience=dockerd.SECONDS if engine else 0.0)
+        info = dockerd.info(engine, planned.file, patience=dockerd.SECONDS if engine else 0.0)
     except (OSError, ValueError) as error:
         if engine or not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
             return [f"dockerd does not answer on {socket}: {error}; see its log"]
         has = "has" if is_ours(program) else "does not have"
         return [
-            f"no dockerd runs, so only {planned.config} was looked at, which {has} the runtime {options.name}; start "
+            f"no dockerd runs, so only {planned.file} was looked at, which {has} the runtime {options.name}; start "
             "dockerd, then try again"
         ]
     is_loaded = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
     default = info.get("DefaultRuntime")
     is_in_settings = options.name in added(engine) or executes_ours(program, engine)
     if options.remove:
-        still = [f"{planned.config} still has the runtime {options.name}"] if is_in_settings else []
+        still = [f"{planned.file} still has the runtime {options.name}"] if is_in_settings else []
         return [f"dockerd still has the runtime {options.name}", *still] if is_loaded else still
     missing = []
     validator = programs.find(PROGRAM, engine)
-    if problem := wrong(content, planned.config, validator, tuple(added(engine))):
+    if problem := wrong(content, planned.file, validator, tuple(added(engine))):
         missing.append(f"{problem}; dockerd would not start again with that")
     elif is_loaded and not is_in_settings:
         missing.append(
-            f"{planned.config} does not have the runtime {options.name}, which dockerd loses when it starts again"
+            f"{planned.file} does not have the runtime {options.name}, which dockerd loses when it starts again"
         )
     if not is_loaded:
         missing.append(
-            f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {planned.config}"
+            f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {planned.file}"
         )
     if options.default and default != options.name:
         missing.append(f"the default runtime is {default}")

@@ -58,7 +58,7 @@ def default_config(environ: Mapping[str, str] = os.environ) -> str:
 
 def config(engine: Engine | None) -> str:
     """Return the daemon.json of a dockerd, None for one that does not run, as this process opens it."""
-    return engine.seen(engine.config or default_config(engine.environ)) if engine else default_config()
+    return engine.host_path(engine.config or default_config(engine.environ)) if engine else default_config()
 
 
 def settings(path: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def socket(engine: Engine | None, path: str = "") -> str:
         engine: the dockerd, if one runs.
         path: of its daemon.json; "" for the one that it reads.
     """
-    from_here, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
+    from_here, environ = (engine.host_path, engine.environ) if engine else (str, os.environ)
     listed = settings(path or config(engine)).get("hosts")
     for host in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
         if str(host).startswith("unix://"):
@@ -189,7 +189,7 @@ def find_program(engine: Engine | None, name: str) -> str:
     """
     for folder in _path_folders(engine):
         path = os.path.join(folder, name)
-        host_path = engine.seen(path) if engine else path
+        host_path = engine.host_path(path) if engine else path
         if os.path.isfile(host_path) and os.access(host_path, os.X_OK):
             return host_path
     return ""

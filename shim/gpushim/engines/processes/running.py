@@ -60,7 +60,7 @@ class Engine:
     unit: str = ""
     environ: dict[str, str] = field(default_factory=dict)
 
-    def seen(self, path: str) -> str:
+    def host_path(self, path: str) -> str:
         """Return the path under which this process opens a file of the engine's, given its path in the engine's root.
 
         A snap sees most of the host's directories: the plain path is returned where both mean the same directory.
@@ -83,7 +83,7 @@ class Engine:
         """
         folders = [] if "/" in program else self.environ.get("PATH", "").split(":")
         paths = [program, *(f"{folder}/{program}" for folder in folders)]
-        candidates = [self.seen(path) for path in paths if path.startswith("/")]
+        candidates = [self.host_path(path) for path in paths if path.startswith("/")]
         return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
     def before(self, path: str, slack: float = SLACK) -> bool:
@@ -172,7 +172,7 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     dockers = {engine.pid for engine in engines if engine.name == "dockerd"}
     matching = [engine for engine in engines if engine.name == name and engine.parent not in dockers]
     if config:
-        matching = [engine for engine in matching if same_file(engine.seen(engine.config or default), config)]
+        matching = [engine for engine in matching if same_file(engine.host_path(engine.config or default), config)]
     if len(matching) > 1:
         readers = ", ".join(f"process {engine.pid} reads {engine.config or default}" for engine in matching)
         raise GpushimError(f"{len(matching)} {name} run: {readers}; choose one with --config")

@@ -1,6 +1,7 @@
 """Settings files: read with checks, shown as a diff, and replaced whole by a rename.
 
-Nothing is recorded: a file of gpushim's own says so itself (own.py), and in daemon.json it is one entry.
+No list of what was changed is kept: a file of gpushim's own says so itself (own.py), and in daemon.json it is one
+entry. Of a file of others a copy stays beside it, as it was without gpushim (BEFORE).
 What is written lies beside a directory of which an engine reads every file (DIR.d), not in it, and so do copies.
 All is done in directories that `host_files.py` has walked to and holds open. Out of scope: what the files say.
 """
@@ -110,13 +111,13 @@ def apply(changes: list[Change]) -> list[str]:
             for change in changes:
                 if change.new != change.old:
                     facts = os.stat(change.path) if os.path.exists(change.path) else None
-                    notes += _put(change)
+                    notes += _carry_out(change)
                     applied.append((change, facts))
         except GpushimError as error:
             stays = []
             for change, facts in reversed(applied):
                 try:
-                    _put(Change(change.path, change.new, change.old))
+                    _carry_out(Change(change.path, change.new, change.old))
                     if change.new is None and facts:  # it is made anew
                         os.chown(change.path, facts.st_uid, facts.st_gid)
                         os.chmod(change.path, stat.S_IMODE(facts.st_mode))
@@ -140,7 +141,8 @@ def _locked() -> AbstractContextManager[None]:
     return lock.held(f"{folder}/configure.lock")
 
 
-def _put(change: Change) -> list[str]:
+def _carry_out(change: Change) -> list[str]:
+    """Write or delete the file of one change; returns a sentence about its copy, if it has one."""
     path = change.path
     try:
         with host_files.open_parent(path, make=change.old is None) as target, _folders(target) as (folder, outside):

@@ -1,4 +1,4 @@
-"""What a gpushim before December 2026 wrote into files of others, taken back by its records.
+"""What gpushim wrote into files of others before it had drop-in files, taken back by its records.
 
 Beside each file lies what it was without gpushim (NAME.before-gpushim) and with it (NAME.after-gpushim).
 This can go on 2027-12-01, and its callers' lines with it.
@@ -32,7 +32,7 @@ def without(path: str, content: bytes | None) -> bytes | None:
 
 
 def records(path: str) -> list[Change]:
-    """Return the changes that remove the records of a file, if they are of a gpushim before this one."""
+    """Return the changes that remove the records of a file, if gpushim made them before it had drop-in files."""
     after = files.copy_path(path, AFTER)
     if files.read(after) is None:
         return []

@@ -38,7 +38,7 @@ def data(path: str, content: bytes | None) -> dict[str, Any]:
     return toml.parse(content or b"", path)
 
 
-def put(path: str, engine: str, wished: dict[str, Any]) -> Change:
+def plan_content(path: str, engine_name: str, wished: dict[str, Any]) -> Change:
     """Return the change after which a file of gpushim's own says what is wished, and nothing else.
 
     One that somebody has edited stays as it is, as long as it says all that is wished.
@@ -47,11 +47,11 @@ def put(path: str, engine: str, wished: dict[str, Any]) -> Change:
     if old is not None and _is_edited(path, old) and _has(data(path, old), wished):
         return Change(path, old, old)
     body = toml.written(wished)
-    new = f"{_HEADER.format(engine)} {digest(body)}\n{body}".encode()
+    new = f"{_HEADER.format(engine_name)} {digest(body)}\n{body}".encode()
     return Change(path, old, new, _copy(path, old))
 
 
-def remove(path: str) -> list[Change]:
+def plan_removal(path: str) -> list[Change]:
     """Return the changes that remove a file of gpushim's own, or what an earlier gpushim wrote into one of others."""
     old = files.read(path)
     new = None if is_own(old) else former.without(path, old)

@@ -3,8 +3,8 @@
 processes/table.py has a row for each engine. Its module or package NAME has two functions, which `gpushim configure`
 calls:
 
-    plan(wish) -> Plan               what to change, as plain data; nothing is written
-    verify(wish, plan) -> list[str]  ask the engine; one sentence for each thing that is missing
+    plan(options) -> Plan                  what to change, as plain data; nothing is written
+    verify(options, planned) -> list[str]  ask the engine; one sentence for each thing that is missing
 
 and what the doctor's check_NAME.py asks of it. Out of scope: printing (cli/configure.py).
 """
@@ -83,7 +83,8 @@ class Plan:
     """What an engine's module found and would do.
 
     Attributes:
-        config: absolute path of the settings, as this process opens it.
+        file: absolute path, as this process opens it, of the file that has gpushim's runtime, or would have it; users
+            are told of it, and an engine that started before it changed has not read it.
         changes: one for each file that is meant, in the order in which they are made, be it as wished already or not.
         links: to be made or removed after them.
         notes: sentences for the user.
@@ -94,7 +95,7 @@ class Plan:
         check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
-    config: str
+    file: str
     changes: list[Change] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     engine: Engine | None = None

@@ -133,7 +133,7 @@ def value_text(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)  # a date, a number
 
 
-def put(text: str, section: str, key: str, value: Any, path: str, comment: str = "") -> str:
+def with_value(text: str, section: str, key: str, value: Any, path: str, comment: str = "") -> str:
     """Return TOML with one key set, and all other lines as they are.
 
     Args:

@@ -157,7 +157,7 @@ def list_changes(rows: list[Row], config_path: str) -> list[Change]:
     for section, key, value in [row.setting for row in rows if row.setting]:
         settings = toml.table(toml.parse(text.encode(), config_path), section)
         if settings.get(key, defaults[section][key]) != value:
-            text = toml.put(text, section, key, value, config_path)
+            text = toml.with_value(text, section, key, value, config_path)
     problem = _find_problem(text)
     if problem:
         raise GpushimError(f"{config_path} would be wrong: {problem}", CONFIG)

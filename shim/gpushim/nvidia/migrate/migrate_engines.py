@@ -61,7 +61,7 @@ def is_nvidia_runtime(program: object) -> bool:
 
 def _list_files(root: str, patterns: tuple[str, ...], process: str, engines: list[running.Engine]) -> list[str]:
     paths = [path for pattern in patterns for path in sorted(glob.glob(root + pattern))]
-    paths += [engine.seen(engine.config) for engine in engines if engine.name == process and engine.config]
+    paths += [engine.host_path(engine.config) for engine in engines if engine.name == process and engine.config]
     paths = [path for path in paths if os.path.exists(path)]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 

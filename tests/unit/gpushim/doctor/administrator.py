@@ -66,7 +66,7 @@ class Administrator:
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
         patch.setattr(dockerd, "LINKS", f"{patient.root}/usr/local/bin")
         patch.setattr(dockerd, "PATH", f"{patient.root}/usr/bin")
-        patch.setattr(process, "asked", lambda *_: (None, ""))
+        patch.setattr(process, "ask_cri", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
         listed = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
@@ -123,7 +123,7 @@ class Administrator:
         patient.host.engines[number] = replace(patient.host.engines[number], started=time.time() + 60)
         patient.patch.setattr("gpushim.engines.docker.dockerd.ask", self.answer)
         if name == "dockerd":
-            place = Path(patient.host.engines[number].seen(patient.state))
+            place = Path(patient.host.engines[number].host_path(patient.state))
             if place != Path(patient.state):  # rootlesskit makes its links again
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class Administrator:
 
     def _load(self, engine: running.Engine) -> None:
         """Take what dockerd takes from its file."""
-        path, info = Path(engine.seen(engine.config)), self.patient.info
+        path, info = Path(engine.host_path(engine.config)), self.patient.info
         read = json.loads(path.read_text() or "{}") if path.exists() else {}
         entries = {name: {} if "runtimeType" in entry else entry for name, entry in read.get("runtimes", {}).items()}
         info["Runtimes"] = {**entries, "runc": {"path": "runc"}}

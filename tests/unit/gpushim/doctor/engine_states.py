@@ -169,7 +169,7 @@ def has_its_own_run(patient: Patient) -> Path:
     """Give dockerd a root of its own, as rootlesskit does; return where it sees the state."""
     patient.refreshed()
     change(patient, 0, root=str(patient.folder / "own"))
-    place = Path(patient.host.engines[0].seen(patient.state))
+    place = Path(patient.host.engines[0].host_path(patient.state))
     place.parent.mkdir(parents=True)
     return place
 

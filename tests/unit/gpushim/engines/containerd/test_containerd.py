@@ -145,7 +145,7 @@ def test_a_second_name_and_a_later_call_keep_what_was_asked_for(
 def test_what_others_change_is_in_the_file_after_the_next_call(call: Call, config: Path) -> None:
     """Before 2.0 it has all of the CRI's settings, and says so."""
     write(config, "version = 2", table(2), "sandbox_image = 'one'")
-    assert "do this again if others change" in ok(call("containerd", config))
+    assert "or the change has no effect" in ok(call("containerd", config))
     config.write_text(config.read_text().replace("one", "two"))
     ok(call("containerd", config))
     assert plugin(meaning(ours(config)), 2)["sandbox_image"] == "two"

@@ -115,7 +115,7 @@ def test_settings_that_a_start_has_made_do_not_say_that_it_was_before(
     ok(call("containerd", k0s.main, "--remove"))
     k0s.start()
     monkeypatch.setattr(process, "dump", lambda _: {})
-    monkeypatch.setattr(process, "asked", lambda *_: (None, ""))
+    monkeypatch.setattr(process, "ask_cri", lambda *_: (None, ""))
     started = os.lstat(k0s.main).st_ctime - later
     engines.append(Engine("containerd", 7, config=str(k0s.main), started=started))
     assert "no longer has the runtime" in ok(call("containerd", k0s.main, "--remove", "--verify"))

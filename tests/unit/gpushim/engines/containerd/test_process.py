@@ -58,7 +58,7 @@ def test_verify(
 ) -> None:
     engines.append(Engine("containerd", 7, started=1.0))
     monkeypatch.setattr(process, "dump", lambda daemon: dump)
-    monkeypatch.setattr(process, "asked", lambda daemon, dump, name: answer)
+    monkeypatch.setattr(process, "ask_cri", lambda daemon, dump, name: answer)
     assert expected in "".join(containerd.verify(options, Plan("/none")))
     assert bool(containerd.verify(options, Plan("/none"))) is bool(expected)
 
@@ -80,7 +80,7 @@ def test_verify_sees_that_containerd_runs_since_before(
     os.utime(config, (0, 0))  # as `cp -p` leaves it
     engines.append(Engine("containerd", 7, started=config.stat().st_ctime - later))
     monkeypatch.setattr(process, "dump", lambda daemon: DUMP_WITH)
-    monkeypatch.setattr(process, "asked", lambda *_: answer)
+    monkeypatch.setattr(process, "ask_cri", lambda *_: answer)
     said = "".join(containerd.verify(Options(), Plan(str(config))))
     assert says in said if says else said == ""
 
@@ -170,7 +170,7 @@ def test_what_crictl_says(
 ) -> None:
     script(tmp_path / "crictl", f"echo '{info}'")
     daemon = listening(tmp_path, monkeypatch)
-    assert process.asked(daemon, {}, "nvidia") == expected
+    assert process.ask_cri(daemon, {}, "nvidia") == expected
 
 
 @pytest.mark.parametrize(("state", "wrong"), [("ok", False), ("error", True)])
@@ -178,6 +178,6 @@ def test_what_ctr_says(state: str, wrong: bool, tmp_path: Path, monkeypatch: pyt
     row = f"io.containerd.grpc.v1           cri            linux/amd64    {state}"
     script(tmp_path / "ctr", f'[ "$1" = --address={tmp_path}/x.sock ] && echo "{row}"')
     daemon = listening(tmp_path, monkeypatch)
-    program, trouble = process.asked(daemon, {}, "nvidia")
+    program, trouble = process.ask_cri(daemon, {}, "nvidia")
     assert program is None
     assert bool(trouble) is wrong

@@ -150,8 +150,8 @@ def test_what_a_snap_sees_of_the_host_has_its_plain_path(tmp_path: Path) -> None
     shared, own = tmp_path / "shared", tmp_path / "own"
     shared.mkdir()
     Path(f"{engine.root}{own}").mkdir(parents=True)
-    assert engine.seen(f"{own}/daemon.json") == f"{engine.root}{own}/daemon.json"
-    assert running.Engine("dockerd", 40, root="/proc/self/root").seen(f"{shared}/x") == f"{shared}/x"
+    assert engine.host_path(f"{own}/daemon.json") == f"{engine.root}{own}/daemon.json"
+    assert running.Engine("dockerd", 40, root="/proc/self/root").host_path(f"{shared}/x") == f"{shared}/x"
 
 
 USERS = "/user.slice/user-1000.slice"

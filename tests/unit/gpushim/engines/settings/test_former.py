@@ -1,4 +1,4 @@
-"""What a gpushim before December 2026 wrote into a file of others, and its records beside it."""
+"""What gpushim wrote into a file of others before it had drop-in files, and its records beside it."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def path(tmp_path: Path) -> Path:
 )
 def test_a_removal_takes_back_what_was_written(now: str, expected: str, path: Path) -> None:
     path.write_text(now)
-    files.apply(own.remove(str(path)))
+    files.apply(own.plan_removal(str(path)))
     assert {each.name: each.read_text() for each in path.parent.iterdir()} == {"config.toml": expected}
 
 
 def test_lines_that_nobody_can_tell_apart(path: Path) -> None:
     path.write_text(MADE.replace("path", "mine = 1\npath"))
     with pytest.raises(GpushimError, match=r"take out by hand what diff .*before-gpushim .*after-gpushim shows"):
-        own.remove(str(path))
+        own.plan_removal(str(path))
 
 
 def test_a_file_that_it_made_goes(path: Path) -> None:
     path.with_name("config.toml.before-gpushim").unlink()
-    files.apply(own.remove(str(path)))
+    files.apply(own.plan_removal(str(path)))
     assert [*path.parent.iterdir()] == []
 
 

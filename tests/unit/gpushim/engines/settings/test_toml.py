@@ -41,11 +41,11 @@ def test_what_is_written_is_read_again_by_others_too(data: dict[str, Any]) -> No
     ],
 )
 def test_one_key_is_set_and_all_other_lines_stay(text: str, section: str, expected: str) -> None:
-    assert toml.put(text, section, "key", 2, "x") == expected
+    assert toml.with_value(text, section, "key", 2, "x") == expected
 
 
 def test_a_key_is_taken_out_with_its_line() -> None:
-    assert toml.put("a = 1\nkey = 2\n[t]\n", "", "key", None, "x") == "a = 1\n[t]\n"
+    assert toml.with_value("a = 1\nkey = 2\n[t]\n", "", "key", None, "x") == "a = 1\n[t]\n"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_key_is_taken_out_with_its_line() -> None:
 )
 def test_what_cannot_be_set_safely_is_refused(text: str, section: str) -> None:
     with pytest.raises(GpushimError, match="key cannot be changed in x without risk; do it by hand"):
-        toml.put(text, section, "key", 2, "x")
+        toml.with_value(text, section, "key", 2, "x")
 
 
 def test_files_are_merged_table_by_table(tmp_path: Path) -> None:
