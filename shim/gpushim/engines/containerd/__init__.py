@@ -88,8 +88,8 @@ def _plan_runtime(options: Options, daemon: Daemon, config: str, notes: list[str
         if not daemon.merges and imports.effective(other_files, daemon.merges):
             reader = daemon.shown() if any(daemon.version) else "containerd (its version is unknown; before 2.0)"
             notes.append(
-                f"{reader} takes the CRI's settings from {own_change.path} alone, a copy of all of them as they are "
-                "now; after a change of them in any other file run this command again, or the change has no effect"
+                f"{reader} takes the CRI's settings from {own_change.path} alone, a copy of all as they are now; run "
+                "this command again after changing them in any other file, or the change has no effect"
             )
     blocks = [services.plan_removal(daemon.host_path(path)) for path in services.templates(config).values()]
     return [own_change, *_plan_other_files(draft, records), *blocks]

@@ -142,10 +142,17 @@ def test_a_second_name_and_a_later_call_keep_what_was_asked_for(
     assert plugin(meaning(ours(config)), installed[0] + 1)["containerd"]["default_runtime_name"] == "nvidia"
 
 
-def test_what_others_change_is_in_the_file_after_the_next_call(call: Call, config: Path) -> None:
+@pytest.mark.parametrize(
+    ("installed", "reader"), [((1, 7), "containerd 1.7 takes"), ((0, 0), "its version is unknown; before 2.0) takes")]
+)
+def test_what_others_change_is_in_the_file_after_the_next_call(
+    call: Call, config: Path, version: Version, installed: tuple[int, int], reader: str
+) -> None:
     """Before 2.0 it has all of the CRI's settings, and says so."""
+    version(*installed)
     write(config, "version = 2", table(2), "sandbox_image = 'one'")
-    assert "or the change has no effect" in ok(call("containerd", config))
+    said = ok(call("containerd", config))
+    assert f"{reader} the CRI's settings from {ours(config)} alone" in said
     config.write_text(config.read_text().replace("one", "two"))
     ok(call("containerd", config))
     assert plugin(meaning(ours(config)), 2)["sandbox_image"] == "two"
