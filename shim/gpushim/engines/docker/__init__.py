@@ -50,7 +50,7 @@ def plan(options: Options) -> Plan:
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, options.config, default)
     path = options.config or dockerd.config(engine)
     if options.remove:
-        changes, names = take_out(path, engine)
+        changes, names = plan_removal(path, engine)
         changes += former.after(path)
         # The names on PATH are this host's dockerd's, not those of a file that somebody named.
         links = dockerd.own_links()
@@ -76,7 +76,7 @@ def plan(options: Options) -> Plan:
     return Plan(path, [change], notes + missing, engine, links)
 
 
-def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]:
+def plan_removal(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]:
     """Return the changes that take gpushim's runtimes out of a daemon.json, and their names.
 
     A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes; the copy
@@ -96,7 +96,7 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     old = files.read(path)
     settings = daemon_json.parse(old, path)
     names = [name for name, entry in daemon_json.entries(settings).items() if _runs_ours(entry, engine)]
-    remaining = daemon_json.take_out(settings, names, added(engine))
+    remaining = daemon_json.without_runtimes(settings, names, added(engine))
     backup, before = files.copy_path(path, BEFORE), _before(path)
     records = [] if before is None else [Change(backup, before, None)]
     if not names:

@@ -140,7 +140,7 @@ def add(settings: dict[str, Any], options: Options) -> dict[str, Any]:
     return settings
 
 
-def take_out(settings: dict[str, Any], names: list[str], extra: Container[str] = ()) -> dict[str, Any]:
+def without_runtimes(settings: dict[str, Any], names: list[str], extra: Container[str] = ()) -> dict[str, Any]:
     """Return settings without some runtimes, and without a default runtime that would be missing then."""
     settings = deepcopy(settings)
     for name in names:
@@ -159,7 +159,7 @@ def is_same(settings: dict[str, Any], other_settings: dict[str, Any]) -> bool:
 
 
 def by_hand(path: str, names: list[str], copy: str, records: list[str]) -> list[str]:
-    """Return the commands that do what `take_out` does to a file, where there is no gpushim.
+    """Return the commands that do what `without_runtimes` does to a file, where there is no gpushim.
 
     Args:
         copy: path of a copy to make first; "" for none.

@@ -83,7 +83,7 @@ def _groups(folder: str) -> list[str]:
     """List the cgroups of a process in HIERARCHIES, the longest path first; cgroups(7) has the form."""
     lines = [(*line.split(":", 2), "", "")[1:3] for line in lines_of(f"{folder}/cgroup")]
     paths = [path for hierarchy in HIERARCHIES for names, path in lines if hierarchy in names.split(",")]
-    return sorted(paths, key=len, reverse=True) or ["unknown"] * bool(lines)
+    return sorted(paths, key=len, reverse=True) or (["unknown"] if lines else [])
 
 
 def unit(folder: str) -> str:

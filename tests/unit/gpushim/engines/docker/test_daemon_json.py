@@ -108,7 +108,7 @@ def test_what_is_added_to_any_object_can_be_taken_out(data: dict[str, Any], styl
         return
     added = daemon_json.add(before, OURS)
     assert daemon_json.parse(daemon_json.write(added, old), PATH) == added
-    left = daemon_json.take_out(added, ["nvidia"])
+    left = daemon_json.without_runtimes(added, ["nvidia"])
     ours = ("runtimes", "default-runtime", "features")
     assert {key: value for key, value in left.items() if key not in ours} == {
         key: value for key, value in before.items() if key not in ours
@@ -140,7 +140,7 @@ def test_the_command_for_a_host_without_gpushim(tmp_path: Path) -> None:
     for command in daemon_json.by_hand(str(path), ["nvidia"], f"{path}.copy", []):
         subprocess.run(command, shell=True, check=True)
     assert daemon_json.parse(Path(f"{path}.copy").read_bytes(), PATH) == ours
-    assert json.loads(path.read_text()) == daemon_json.take_out(ours, ["nvidia"])
+    assert json.loads(path.read_text()) == daemon_json.without_runtimes(ours, ["nvidia"])
 
 
 WRONG = {
