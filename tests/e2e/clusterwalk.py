@@ -16,7 +16,7 @@ from e2e import claims, workload
 from e2e.deployed import BIG, GPU, SMALL, serves
 from e2e.dradeployed import FRONTS, becomes
 from e2e.helm import NAMESPACE
-from e2e.plane import Cluster
+from e2e.plane import SECONDS, Cluster
 from e2e.reach import Pods
 
 RECORD = "/var/lib/gpushim/device-plugin/allocations.json"
@@ -190,7 +190,8 @@ class Walk:
             waiting.update({name: self.why(there[name]) for name in self.made if phase(there, name) != "Running"})
             return all(waiting.values())
 
-        self.cluster.wait_for(settled, f"{self.made} run or are refused")
+        # A new kubelet gives back a claim of a pod that was deleted by force without it up to a minute later.
+        self.cluster.wait_for(settled, f"{self.made} run or are refused", 2 * SECONDS)
         if waiting:
             print(f"  refused: {waiting}")
             self.end(*waiting)
