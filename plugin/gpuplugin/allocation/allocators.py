@@ -95,7 +95,7 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
         clauses; none of who cannot be asked.
     """
     listeners = await Plugins().look(kubelet_dir)
-    listed = await podresources.listed(kubelet_dir) if podresources.answers(kubelet_dir) else None
+    listed = await podresources.listed(kubelet_dir)
     claims = listed.claims if listed else []
     with contextlib.suppress(OSError, ValueError):
         claims = claims + await asyncio.to_thread(kubelet.claims, kubelet_dir)

@@ -125,18 +125,15 @@ def _parse_claims(resources: list[dict[str, Any]], pod: str, container: str) -> 
             yield Claim(resource["claim_namespace"], resource["claim_name"], *names, cdi, pod, container)
 
 
-def answers(kubelet_dir: str) -> bool:
-    """Return whether anybody listens, which costs less than a question to nobody."""
-    return sockets.is_listening(f"{kubelet_dir}/{PODS_SOCKET}")
-
-
 async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:
-    path = f"unix:{kubelet_dir}/{PODS_SOCKET}"
+    path = f"{kubelet_dir}/{PODS_SOCKET}"
+    if not sockets.is_listening(path):  # costs less than a question to nobody
+        return None
     options = (*CHANNEL, ("grpc.max_receive_message_length", LIMIT))
-    async with grpc.aio.insecure_channel(path, options=options) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
         try:
             data = await channel.unary_unary(POD_RESOURCES + method, writer("Empty"))({}, timeout=DEADLINE)
             answer: dict[str, Any] = await asyncio.to_thread(reader(name), data)
-        except (grpc.aio.AioRpcError, WireError):  # none there, of an old kubelet, not answering: nothing follows
+        except (grpc.aio.AioRpcError, WireError):  # of an old kubelet, not answering: nothing follows
             return None
     return answer

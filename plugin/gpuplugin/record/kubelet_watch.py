@@ -126,7 +126,7 @@ class KubeletWatch:
     async def _read_state(self, identity: str, ask: bool) -> KubeletState:
         """Return what the kubelet of this identity has, by its files, and by its list if that is asked for."""
         folder, clock, snapshot, runs = self.kubelet_dir(), system.clock(), self.snapshot, self.runs()
-        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
+        listed = await podresources.listed(folder) if ask else None
         record = self.file.read_current()
         since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
         is_young = not runs or clock - since < YOUNG

@@ -75,7 +75,6 @@ class Node:
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
         monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(self.running.intersection(uids)))
-        monkeypatch.setattr(podresources, "answers", lambda _: True)
         for module in ("prepare", "upkeep"):
             monkeypatch.setattr(f"gpuplugin.dra.{module}.time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(system, "clock", lambda: self.now)

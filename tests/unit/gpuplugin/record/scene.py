@@ -241,7 +241,6 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setenv("NODE_NAME", "n")
     (top / "state/device-plugin").mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(podresources, "listed", scene.answer)
-    monkeypatch.setattr(podresources, "answers", lambda _: True)
     monkeypatch.setattr(cgroups, "running", scene.running)
     monkeypatch.setattr(system, "clock", lambda: scene.now)
     monkeypatch.setattr(kubelet_state, "time", SimpleNamespace(time=lambda: scene.now))
