@@ -173,7 +173,7 @@ class OnDemand:
         return snapshot["looked"] if snapshot else 0.0
 
     async def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Have the snapshot renewed until it is so; return False if it is not by then."""
+        """Have the snapshot renewed until a condition holds; return False if it does not before the deadline."""
         asked = -AGAIN
         while not condition():
             clock = time.monotonic()
@@ -181,7 +181,7 @@ class OnDemand:
                 return False
             if clock - asked >= AGAIN:
                 asked = clock
-                with contextlib.suppress(OSError):  # the next one is
+                with contextlib.suppress(OSError):  # the next request may be written
                     node_requests.ask(renewed=True)
             await asyncio.sleep(POLL)
         return True

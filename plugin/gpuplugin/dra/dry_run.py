@@ -43,7 +43,7 @@ GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the reco
 
 
 def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
-    """Print it.
+    """Print what the driver would publish.
 
     Args:
         settings: in force.

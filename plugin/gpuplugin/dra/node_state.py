@@ -45,7 +45,7 @@ SINCE_BOOT = "what a claim or pod had before is listed when the driver or the de
 
 
 class NodeState(NamedTuple):
-    """What counts now.
+    """What this node offers, and who has what.
 
     Attributes:
         snapshot: of the host's inventory.
@@ -69,7 +69,7 @@ class NodeState(NamedTuple):
 
 
 def present(settings: Settings) -> NodeState:
-    """Look at all of it.
+    """Return what counts now.
 
     Args:
         settings: in force.

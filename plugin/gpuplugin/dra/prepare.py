@@ -1,6 +1,6 @@
 """From kubelet's NodePrepareResources to its answer, and back: claims become names in the node's own CDI spec.
 
-So nothing of a claim has to survive a boot but what the record has. Each refusal is one sentence, which the pod's
+Nothing of a claim has to survive a boot but what the record has. Each refusal is one sentence, which the pod's
 event shows. Unprepare answers ok to anything: an error would hold the pod, and its GPU.
 Budget: 5 ms beside the API server's answer. Out of scope: the wire (kubelet/dra.py), the record (gpuplugin.record).
 """

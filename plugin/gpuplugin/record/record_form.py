@@ -153,7 +153,7 @@ def _unmake(device: ClaimDevice) -> ClaimDevice:
 
 
 def recall(record: Record, memory: Record) -> Record:
-    """Return a record with who had what by another: not with its divisions, which may have changed since."""
+    """Return a record with the allocations and claims of another, but not its divisions: they may have changed."""
     gpus: dict[str, Gpu] = {uuid: {**gpu, "divisions": {}} for uuid, gpu in memory["gpus"].items()}
     return {**record, "gpus": gpus, "claims": memory["claims"]}
 

@@ -7,7 +7,7 @@ not yet as the layout says, and why it cannot be, or "" if it waits to be free. 
 has what was made: after a kill, the request is carried out once more, and what is done already is left as it is.
 The request is read when LOCK is held, until the answer is written. So who takes a request back knows by the lock
 whether GPUs may still be cut for it.
-Out of scope: how (cut_answer.py), for the agent and most refreshes load this alone.
+Out of scope: how it is carried out (cut_answer.py), so that the agent and most refreshes load little.
 """
 
 from __future__ import annotations
