@@ -87,7 +87,9 @@ def test_what_a_claim_has_stays_its_own_over_a_restart(one: Driver, host: Host, 
     one.start()
     one.register()
     assert one.prepare("a") == before
-    assert one.prepare("b")["b"].startswith(f"claim d/c-b cannot have {host.gpus[1].uuid} yet: claim d/c-a has it")
+    assert one.prepare("b")["b"].startswith(
+        f"claim d/c-b cannot have {host.gpus[1].uuid} yet: claim d/c-a of gpu.nvidia.com has it"
+    )
     assert one.unprepare("a", "a", "never") == {"a": "", "never": ""}
     assert one.prepare("b")["b"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
 
@@ -163,7 +165,7 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
         refresh(env, "--force")
     becomes(one, lambda: mig.uuid in one.devices(), 10)
     one.allocate("b", name(mig.uuid))
-    assert "claim d/c-a has it" in one.prepare("b")["b"]
+    assert "claim d/c-a of gpu.nvidia.com has it" in one.prepare("b")["b"]
 
 
 def test_a_gpu_that_is_lost_is_given_when_it_is_found(one: Driver, host: Host, env: dict[str, str]) -> None:
@@ -212,7 +214,7 @@ def test_a_device_that_comes_after_a_boot_is_its_claims(
         becomes(one, lambda: one.devices())
         if device == "MIG instance":
             one.allocate("b", name(other.uuid))
-            assert f"claim d/c-a has {uuid}" in one.prepare("b")["b"]
+            assert f"claim d/c-a of gpu.nvidia.com has {uuid}" in one.prepare("b")["b"]
         one.allocate("c", name(parts[0].uuid))
         assert one.prepare("c")["c"][0]["cdi_device_ids"] == cdi(parts[0].uuid)
     finally:
@@ -221,7 +223,7 @@ def test_a_device_that_comes_after_a_boot_is_its_claims(
         refresh(env, "--force")
     becomes(one, lambda: uuid in one.devices(), 10)
     one.allocate("d", name(uuid))
-    assert "claim d/c-a has it" in one.prepare("d")["d"]
+    assert "claim d/c-a of gpu.nvidia.com has it" in one.prepare("d")["d"]
     assert one.prepare("a") == before
 
 
