@@ -108,7 +108,7 @@ class MigLayout:
         """
         if record is None or record["unknown"]:
             return
-        uuids = [uuid for uuid in self._closed if not _is_held(record, uuid)]
+        uuids = [uuid for uuid in self._closed if not _is_held(record, uuid, snapshot)]
         if uuids:
             _ask(self._subject, uuids, values, snapshot)
 
@@ -171,11 +171,14 @@ def _ask(subject: Mapping[str, Any], free: Collection[str], values: Mapping[str,
         logger.warning("%s cannot be written: %s", _path(), error.strerror)
 
 
-def _is_held(record: Record, uuid: str) -> bool:
-    """Return whether anybody has a GPU or a part of it; an administrator's claim has nothing."""
-    gpu = record["gpus"].get(uuid)
+def _is_held(record: Record, uuid: str, snapshot: Snapshot) -> bool:
+    """Return whether anybody has a GPU or a part of it that is there; an administrator's claim has nothing.
+
+    After a boot a claim may have an instance that is not; the layout, which makes it again, does not wait for it.
+    """
+    gpu, instances = record["gpus"].get(uuid), {mig["uuid"] for mig in snapshot["mig"]}
     return bool(gpu and gpu["allocations"]) or any(
-        uuid in (device["gpu"], device["uuid"])
+        device["uuid"] == uuid or (device["gpu"] == uuid and device["uuid"] in instances)
         for claim in record["claims"].values()
         for device in transitions.list_held(claim)
     )

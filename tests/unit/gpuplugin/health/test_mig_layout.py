@@ -111,7 +111,7 @@ def test_a_gpu_is_cut_only_when_fronts_know_that_it_waits(node: Node) -> None:
 
 
 def test_what_a_claim_has_is_not_cut_and_what_an_administrator_sees_is(node: Node) -> None:
-    device = {"gpu": uuid(0), "uuid": "MIG-1", "admin": False}
+    device = {"gpu": uuid(0), "uuid": SNAPSHOT["mig"][0]["uuid"], "admin": False}
     node.record["claims"]["uid"] = {"devices": [device]}  # type: ignore[typeddict-item]
     node.look()
     node.answer(g0="", g1="")
@@ -121,6 +121,17 @@ def test_what_a_claim_has_is_not_cut_and_what_an_administrator_sees_is(node: Nod
     device["admin"] = True
     node.look()
     assert node.asked()["free"] == sorted([uuid(0), uuid(1)])
+
+
+def test_an_instance_that_a_boot_has_taken_is_made_again_though_a_claim_had_it(node: Node) -> None:
+    device = {"gpu": uuid(0), "uuid": SNAPSHOT["mig"][0]["uuid"], "admin": False}
+    node.record["claims"]["uid"] = {"devices": [device]}  # type: ignore[typeddict-item]
+    node.snapshot = {**node.snapshot, "mig": []}
+    node.look()
+    node.answer(g0="")
+    node.look()
+    node.look()
+    assert node.asked()["free"] == [uuid(0)]
 
 
 def test_nothing_is_cut_while_nobody_knows_who_has_what(node: Node) -> None:
