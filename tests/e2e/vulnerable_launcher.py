@@ -13,22 +13,22 @@ ASKS = "node.gpus() == 3"
 
 BUILDS = {
     "T-told executes what anybody wrote down": Build(
-        {LAUNCHER: ('[ -O "$_runtime_file" ] && [ -O "$_state" ]', '[ -O "$_state" ]')},
+        {LAUNCHER: ('[ -O "$_file" ] && [ -O "$_state" ]', '[ -O "$_state" ]')},
         STRANGER,
         NOT_EXECUTED,
         {"whose": "file", "words": STATE},
     ),
     "T-told executes what lies in anybody's directory": Build(
-        {LAUNCHER: ('[ -O "$_runtime_file" ] && [ -O "$_state" ]', '[ -O "$_runtime_file" ]')},
+        {LAUNCHER: ('[ -O "$_file" ] && [ -O "$_state" ]', '[ -O "$_file" ]')},
         STRANGER,
         NOT_EXECUTED,
         {"whose": "directory", "words": STATE},
     ),
     "T-told follows a link": Build(
-        {LAUNCHER: (' && [ ! -L "$_runtime_file" ]', "")}, STRANGER, NOT_EXECUTED, {"whose": "link", "words": STATE}
+        {LAUNCHER: (' && [ ! -L "$_file" ]', "")}, STRANGER, NOT_EXECUTED, {"whose": "link", "words": STATE}
     ),
     "T-told asks which is newer": Build(
-        {LAUNCHER: (' || [ "$_toml" -ot "$_runtime_file" ]', "")},
+        {LAUNCHER: (' || [ "$_toml" -ot "$_file" ]', "")},
         test_launcher_told.test_a_configuration_with_an_old_time_counts,
         ASKS,
     ),
