@@ -128,12 +128,12 @@ def is_here(row: Mapping[str, Any], body: Mapping[str, Any], node: str) -> bool:
 
 
 def changes_device(result: Result) -> bool:
-    """Return whether a result's config has its device shared in another way than a node's processes do anyhow."""
+    """Return whether a result's config asks for MPS, or for a time slice that is not the default."""
     return not result.admin and (result.config.strategy == MPS or result.config.interval in INTERVALS[1:])
 
 
 def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
-    """List what a claim's containers share in another way than a node's processes do anyhow.
+    """List the groups of devices that a claim's containers share by MPS, or with a time slice of their own.
 
     An administrator's results are in none: nothing of what others have is changed.
 

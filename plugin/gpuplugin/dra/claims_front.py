@@ -240,7 +240,7 @@ class ClaimsFront:
         if self._offer.problem or self._snapshot is None:
             return None
         effect, record = str(self._settings().values["taint-effect"]), self._file.read_known()
-        unfinished = {**self._find_lost(), **self._sharing.owed}
+        unfinished = {**self._find_lost(), **self._sharing.unrestored}
         return taints.taints(self._reasons, self._snapshot, record, effect, unfinished)
 
     def _now(self) -> Now:

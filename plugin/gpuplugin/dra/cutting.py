@@ -134,7 +134,7 @@ class OnDemand:
         Raises:
             GpushimError: NVML refuses, or it takes longer.
         """
-        names = self.find_unmade(claim)
+        names = self.find_unmade(claim)  # until the front has them by a new snapshot, for which `_wait` asks
         await asyncio.gather(*(self._ask(MAKE, gpu, name) for name, gpu in names.items()))
         if not await self._wait(lambda: not self.find_unmade(claim), deadline):
             raise GpushimError(

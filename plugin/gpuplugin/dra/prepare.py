@@ -87,21 +87,25 @@ class Claims:
             if body is None:
                 raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
             claim = allocated(request, body, self._node)
-            await self._make(claim, deadline)
+            await self._make_partitions(claim, deadline)
             offer = self._offer()
             for sentence in of_others(body["status"]["allocation"]["devices"].get("config") or ()):
                 logger.info("claim %s: %s", name, sentence)
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
-            uuids = self._find_uuids(claim, offer)
-            shared = groups(claim, uuids)
+            uuids = self._admit(claim, offer)
+            sharing_groups = groups(claim, uuids)
             devices = offer.describe(claim)
-            self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
-            await self._grant(claim, devices, shared)
-            await self._wait_for_removal(claim, deadline)  # which had begun before that was written
+            self._sharing.check(
+                sharing_groups, [uuids[result.device] for result in claim.results if not result.admin]
+            )
+            await self._grant(claim, devices, sharing_groups)
+            await self._wait_for_removal(claim, deadline)  # a removal may have begun before the grant was written
             if self._on_demand.find_unmade(claim):
-                raise GpushimError(f"what was made for claim {claim} before was removed; it is made anew", INVENTORY)
-            await self._sharing.begin(claim, shared, devices, deadline)
+                raise GpushimError(
+                    f"what was made for claim {claim} was removed meanwhile; the next try makes it", INVENTORY
+                )
+            await self._sharing.begin(claim, sharing_groups, devices, deadline)
         except GpushimError as error:
             logger.error("claim %s: %s", name, error)
             return str(error)
@@ -114,11 +118,11 @@ class Claims:
                 "cdi_device_ids": [f"{offer.kind}={uuids[result.device]}", *more_names],
                 "share_id": result.share,
             }
-            for result, more_names in zip(claim.results, names(devices, shared))
+            for result, more_names in zip(claim.results, names(devices, sharing_groups))
         ]
 
-    def _find_uuids(self, claim: Claim, offer: Offer) -> dict[str, str]:
-        """Return the UUIDs of a claim's devices by their names.
+    def _admit(self, claim: Claim, offer: Offer) -> dict[str, str]:
+        """Return the UUIDs of a claim's devices by their names, if it can have all of them now.
 
         Raises:
             GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is
@@ -143,11 +147,11 @@ class Claims:
                 )
         return uuids
 
-    async def _make(self, claim: Claim, deadline: float) -> None:
-        """Have the partitions of a claim made, which the record has before.
+    async def _make_partitions(self, claim: Claim, deadline: float) -> None:
+        """Make the partitions of a claim that are not there; recorded first, so that a kill leaves none unknown.
 
         Raises:
-            GpushimError: it cannot have them; then none is left.
+            GpushimError: it cannot have them; then the claim is released.
         """
         await self._wait_for_removal(claim, deadline)
         offer = self._offer()
@@ -157,9 +161,9 @@ class Claims:
         if any(result.admin and result.device in unmade for result in claim.results):
             raise GpushimError(f"claim {claim} has adminAccess to what nobody has, and so is not there", REQUEST)
         before = self._file.read_current()["claims"].get(claim.uid)
-        if not before or not transitions.list_made(before):
+        if not before or not transitions.list_made(before):  # else what is there may be the claim's own
             await self._on_demand.check(claim)
-        self._find_uuids(claim, offer)
+        self._admit(claim, offer)
         await self._grant(claim, offer.describe(claim), ())
         try:
             await self._on_demand.make(claim, deadline)
@@ -174,8 +178,10 @@ class Claims:
                 raise GpushimError(f"what was made for claim {claim} before is still being removed", INVENTORY)
             await asyncio.sleep(POLL)
 
-    async def _grant(self, claim: Claim, devices: list[record_form.ClaimDevice], shared: Sequence[MpsGroup]) -> None:
-        """Write down what a claim gets; kubelet is asked before anybody else's counts.
+    async def _grant(
+        self, claim: Claim, devices: list[record_form.ClaimDevice], sharing_groups: Sequence[MpsGroup]
+    ) -> None:
+        """Write down what a claim gets; who else has it counts as kubelet tells it then.
 
         Raises:
             GpushimError: it cannot have that, or the record cannot be written.
@@ -183,8 +189,12 @@ class Claims:
         before = self._file.read_current()["claims"].get(claim.uid)
         running = await cgroups.find_running(frozenset(before["pods"])) if before else frozenset()
         if before and running and not _identify(transitions.list_held(before)) <= _identify(devices):
-            self._lose([claim.uid])  # another device or part, while a process has the former one
-            raise GpushimError(transitions.describe_ending(before), REQUEST)
+            self._lose([claim.uid])
+            raise GpushimError(
+                f"claim {claim} has other devices now; it gets them when the process of the pod with uid "
+                f"{min(running)} has ended that has the former ones",
+                REQUEST,
+            )
         if before and _name_made(before) - {device["device"] for device in devices}:
             self._lose([claim.uid])
             raise GpushimError(f"claim {claim} had other MIG instances, which are removed first", REQUEST)
@@ -194,11 +204,11 @@ class Claims:
             "name": claim.name,
             "devices": devices,
             "pods": sorted({*claim.pods, *running}),
-            "sharing": [of_claims.describe(group) for group in shared],
+            "sharing": [of_claims.describe(group) for group in sharing_groups],
             "state": GRANTED,
             "since": system.clock(),
         }
-        self._upkeep.prepared.add(claim.uid)
+        self._upkeep.granted.add(claim.uid)
         self._over.pop(claim.uid, None)
         await self._watch.reconcile(ask=not self._watch.has_listed_all or self._file.read() is None)
         try:
@@ -217,7 +227,7 @@ class Claims:
                     f"{claim} gets a GPU when it does",
                     FAILED,
                 )
-            self._find_uuids(claim, self._offer())  # again: kubelet and the API server may have taken their time
+            self._admit(claim, self._offer())  # again: kubelet and the API server may have taken their time
             return grants.grant_claim(record, claim.uid, row)
 
         self._file.change(grant)
@@ -231,7 +241,7 @@ class Claims:
         except GpushimError as error:
             logger.error("%s", error)
 
-    def is_owed(self, uid: str) -> bool:
+    def is_unreleased(self, uid: str) -> bool:
         """Return whether a claim is over and could not be released yet."""
         return uid in self._find_over(self._file.read_current())
 

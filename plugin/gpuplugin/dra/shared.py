@@ -64,14 +64,13 @@ class Sharing:
         self._file, self._known, self._units, self._daemons = file, snapshot, mps.Units(start), daemons
         self._begins: set[str] = set()  # uids of claims that are being prepared
         self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
-        self._why: dict[str, str] = {}  # why what claims share is not there, by UUID
+        self._unserved: dict[str, str] = {}  # why what claims share does not serve, by UUID
 
     @property
-    def owed(self) -> dict[str, str]:
-        """Why what claims that are over have shared is not what it was before, by UUID; asked of the files each time.
+    def unrestored(self) -> dict[str, str]:
+        """Why GPUs that claims shared which are over are not what they were before, by UUID; by the files, each time.
 
-        As long as the record has the claim nobody else gets it, and it has END to become that. Then it is owed from
-        the first moment on, and for an instance that begins.
+        A claim that the record has keeps them from others, and has END for it; without one it counts at once.
         """
         state, clock, rows = system.state_dir(), time.monotonic(), {}
         groups_left = of_claims.claims_by_group(state).items()
@@ -87,7 +86,7 @@ class Sharing:
     @property
     def problems(self) -> dict[str, str]:
         """Why what claims share, or have shared, is not as it is to be, by UUID."""
-        return {**self._why, **self.owed}
+        return {**self._unserved, **self.unrestored}
 
     def check(self, groups: Sequence[MpsGroup], uuids: Collection[str]) -> None:
         """Refuse what this node's driver has no program for, and what is still as a claim that is over had it.
@@ -99,9 +98,9 @@ class Sharing:
         Raises:
             GpushimError: a program is missing, or something is not free yet.
         """
-        unfinished = self.owed
-        for uuid in sorted(unfinished.keys() & uuids):
-            raise GpushimError(unfinished[uuid], INVENTORY)
+        unrestored = self.unrestored
+        for uuid in sorted(unrestored.keys() & uuids):
+            raise GpushimError(unrestored[uuid], INVENTORY)
         if snapshot := self._known():
             need_programs(groups, snapshot)
 
@@ -121,12 +120,12 @@ class Sharing:
         """
         self._begins.add(claim.uid)
         served = [*groups, *self._find_daemons(devices)]
-        problems = [mps.Folders(system.state_dir(), group.name).problem for group in groups]
-        for path in problems:
+        problem_paths = [mps.Folders(system.state_dir(), group.name).problem for group in groups]
+        for path in problem_paths:
             _remove(path)  # of an attempt before
         try:
-            while problem := _why(served):
-                if time.monotonic() > late or any(map(os.path.lexists, problems)):
+            while problem := _describe_unserved(served):
+                if time.monotonic() > late or any(map(os.path.lexists, problem_paths)):
                     problem = "; ".join(filter(None, (problem, mps.no_starter())))
                     raise GpushimError(f"claim {claim} waits for what its containers share: {problem}", INVENTORY)
                 self._units.need(group.name for group in served)
@@ -183,13 +182,13 @@ class Sharing:
             if uid in self._begins or (claims[uid]["sharing"] and not groups):  # of another version
                 continue
             served = [*groups, *self._find_daemons(claims[uid]["devices"])]
-            if problem := _why(served):
+            if problem := _describe_unserved(served):
                 self._units.need(group.name for group in served)
                 problems.update((gpu.uuid, problem) for group in served for gpu in group.gpus)
                 _remove(_path(uid))
             else:
                 _write(_path(uid), groups, claims[uid]["devices"])
-        self._why = problems
+        self._unserved = problems
 
     def _find_daemons(self, devices: Sequence[ClaimDevice]) -> list[MpsGroup]:
         """Return the MPS groups of the settings whose daemons a claim's parts need."""
@@ -287,7 +286,7 @@ def _edit_part(uuid: str, share: ClaimShare) -> dict[str, Any]:
     return edits
 
 
-def _why(groups: Sequence[MpsGroup]) -> str:
+def _describe_unserved(groups: Sequence[MpsGroup]) -> str:
     """Return why groups do not serve now; "" if they do."""
     return next(filter(None, (mps.unready_reason(system.state_dir(), group) for group in groups)), "")
 

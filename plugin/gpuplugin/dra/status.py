@@ -112,7 +112,7 @@ class Status:
         await self._claims.unprepare(claims)
         for claim in claims:
             seconds = time.perf_counter() - began
-            counts.took(counts.UNPREPARES, seconds, "error" if self._claims.is_owed(claim["uid"]) else "ok")
+            counts.took(counts.UNPREPARES, seconds, "error" if self._claims.is_unreleased(claim["uid"]) else "ok")
 
     def _note(self, claim: Mapping[str, str], answer: object) -> None:
         """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""

@@ -48,14 +48,14 @@ class Upkeep:
         over: claims that are over, seconds since boot of that by uid; those that are gone are added.
 
     Attributes:
-        prepared: uids of claims that were given something while the API server is asked.
+        granted: uids of claims that were granted something since the API server was asked for them.
     """
 
     def __init__(
         self, watch: KubeletWatch, link: Link, node: str, offer: Callable[[], Offer], over: dict[str, float]
     ) -> None:
         self._file, self._watch, self._link, self._node, self._offer = watch.file, watch, link, node, offer
-        self._over, self.prepared = over, set[str]()
+        self._over, self.granted = over, set[str]()
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
@@ -73,7 +73,7 @@ class Upkeep:
             return  # allocations of a device plugin in this process are followed by that
         await self._watch.reconcile()
         state, claims, clock = self._watch.state, self._file.read_current()["claims"], time.monotonic()
-        self.prepared &= claims.keys()
+        self.granted &= claims.keys()
         self._asked = {uid: asked_at for uid, asked_at in self._asked.items() if uid in claims}
         if state.holders is None:
             return
@@ -87,29 +87,29 @@ class Upkeep:
             if claims[uid]["state"] != LOST and uid not in self._over
         ]
         self._asked.update(dict.fromkeys(due, clock))
-        await asyncio.gather(*(self._doubt(uid, claims[uid]) for uid in due))
-        await self._join(claims)
+        await asyncio.gather(*(self._end_if_deleted(uid, claims[uid]) for uid in due))
+        await self._update_pods(claims)
 
-    async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
+    async def _end_if_deleted(self, uid: str, claim: record_form.Claim) -> None:
         """Note that a claim that no pod has is over if it is gone, or has nothing here any more: names come again.
 
         Raises:
             GpushimError: there is no answer.
         """
-        self.prepared.discard(uid)
+        self.granted.discard(uid)
         try:
             body = await self._fetch(uid, claim)
         except asyncio.TimeoutError:
             return
-        if uid not in self.prepared and (body is None or not is_here(claim, body, self._node)):
+        if uid not in self.granted and (body is None or not is_here(claim, body, self._node)):
             name = quote(f"{claim['namespace']}/{claim['name']}")
             logger.info("claim %s is gone from this node: its GPUs are taken back", name)
             self._over[uid] = system.clock()
 
-    async def _join(self, claims: Mapping[str, record_form.Claim]) -> None:
-        """Write down which pods have which claims, where kubelet lists others than before: it prepares one once.
+    async def _update_pods(self, claims: Mapping[str, record_form.Claim]) -> None:
+        """Write down the uids of the pods that have claims, where kubelet lists other names: it prepares one once.
 
-        It lists names, which come again between two looks; one that several pods have is asked for now and then.
+        A new pod may have the name of one before it: a claim that several have is asked for now and then.
 
         Raises:
             GpushimError: there is no answer, or the record cannot be written.

@@ -310,7 +310,7 @@ def test_a_config_that_changes_a_gpu_is_for_who_has_all_of_it(
 ) -> None:
     parted.configs = [{"opaque": {"driver": OWN_DRIVER, "parameters": MPS}}]
     monkeypatch.setattr(shared, "need_programs", lambda *_: None)
-    monkeypatch.setattr("gpuplugin.dra.shared._why", lambda _: "")
+    monkeypatch.setattr("gpuplugin.dra.shared._describe_unserved", lambda _: "")
     answer = take(parted, 0, memory)
     assert ("has 16384 MiB of gpu-0, and a config that changes it" in answer) == refused
 
@@ -332,7 +332,9 @@ def test_parts_by_mps_are_clients_of_the_groups_daemon(
     needed: list[str] = []
     monkeypatch.setattr(parted.driver._sharing, "_daemons", lambda: [group])
     monkeypatch.setattr("gpuplugin.mps.mps.Units.need", lambda _, names: needed.extend(names))
-    monkeypatch.setattr("gpuplugin.dra.shared._why", lambda groups: "" if needed or not groups else "starts")
+    monkeypatch.setattr(
+        "gpuplugin.dra.shared._describe_unserved", lambda groups: "" if needed or not groups else "starts"
+    )
     monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: parted.now))
     name = f"gpushim/claim=share-{IDS[0]}"
     assert take(parted, 0, memory, "25")["cdi_device_ids"] == [f"nvidia.com/gpu={uuid(0)}", name]

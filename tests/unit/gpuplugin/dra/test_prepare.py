@@ -108,7 +108,7 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
             await node.unprepare("a")
         await node.later(120)
         assert node.recorded == ["a"]
-        assert node.driver.is_owed("a")
+        assert node.driver.is_unreleased("a")
         assert [*find_lost_claims(node.record)] == [uuid(0)]
         assert find_lost_claims(node.record, node.driver.warned | {"b": "no"}) == {uuid(0): node.driver.warned["a"]}
         assert "claim d/a of " in await node.prepare("b")
@@ -319,7 +319,7 @@ def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
         node.share(uid, group)
         (spec / "in the way").mkdir(parents=True)
         await node.unprepare(uid)
-        assert node.driver.is_owed(uid)
+        assert node.driver.is_unreleased(uid)
         (spec / "in the way").rmdir()
         spec.rmdir()
         await node.unprepare(uid)
@@ -614,8 +614,8 @@ def test_an_administrators_look_beside_a_partition_that_is_to_be_made(
     monkeypatch.setattr(on_demand, "check", AsyncMock())
     monkeypatch.setattr(on_demand, "make", made)
     monkeypatch.setattr(on_demand, "find_unmade", lambda _: {"gpu-0": uuid(0)})
-    asyncio.run(node.driver._make(claim, node.now + 5))
+    asyncio.run(node.driver._make_partitions(claim, node.now + 5))
     monkeypatch.setattr(on_demand, "find_unmade", lambda _: {"gpu-1": uuid(1)})
     with pytest.raises(GpushimError, match="adminAccess to what nobody has"):
-        asyncio.run(node.driver._make(claim, node.now + 5))
+        asyncio.run(node.driver._make_partitions(claim, node.now + 5))
     assert made.await_count == 1

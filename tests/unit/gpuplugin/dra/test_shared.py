@@ -68,14 +68,14 @@ def test_a_gpu_that_waits_too_long_for_its_former_state_is_tainted(
     place.parent.mkdir()
     place.write_text(json.dumps(content))
     asyncio.run(sharing.look())
-    assert (sharing.owed, sharing.problems) == ({}, {})
+    assert (sharing.unrestored, sharing.problems) == ({}, {})
     clock.now += LATE
-    assert sharing.owed.keys() == {uuid(0)}
+    assert sharing.unrestored.keys() == {uuid(0)}
     assert "has not ended yet" in sharing.problems[uuid(0)]
     with pytest.raises(GpushimError, match="has not ended yet"):
         sharing.check([], [uuid(0)])
     place.unlink()
-    assert (sharing.owed, sharing.problems) == ({}, {})
+    assert (sharing.unrestored, sharing.problems) == ({}, {})
 
 
 def test_what_waits_in_vain_says_so(sharing: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_no_moment_is_between_the_end_and_the_taint(tmp_path: Path, sharing: Sha
     if looked:
         asyncio.run(sharing.look())
     left_behind(tmp_path)
-    assert sharing.owed.keys() == sharing.problems.keys() == {uuid(0)}
+    assert sharing.unrestored.keys() == sharing.problems.keys() == {uuid(0)}
     with pytest.raises(GpushimError, match="has not ended yet"):
         sharing.check([], [uuid(0)])
 
@@ -105,4 +105,4 @@ def test_a_claim_that_lives_owes_nothing(tmp_path: Path, sharing: Sharing, clock
     for _ in range(2):
         asyncio.run(sharing.look())
         clock.now += LATE
-    assert sharing.owed == {}
+    assert sharing.unrestored == {}
