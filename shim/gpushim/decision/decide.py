@@ -15,7 +15,7 @@ from gpushim.decision import plan
 from gpushim.ground import bounds, fastjson, system
 from gpushim.ground.errors import BUNDLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
-from gpushim.oci import request
+from gpushim.oci import request, selection
 from gpushim.oci.bundle import absolute
 from gpushim.paths.logfile import append, now
 
@@ -189,7 +189,7 @@ def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Se
     """
     decision = Decision()
     decision.inventory = inventory
-    decision.take(request.Request("the CDI spec", "", items, capabilities=capabilities))
+    decision.take(request.Request(selection.CDI_SPEC, "", items, capabilities=capabilities))
     decision.plan({"rootfs": "", "userns": False, "hook": hook})
     return decision.edits
 

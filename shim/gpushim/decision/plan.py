@@ -72,8 +72,9 @@ def _own(
 ) -> tuple[list[Edit], dict[str, list[Device]], list[Limit]]:
     """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
-        asks = "asks for GPUs: " if request.own else "asks for the driver without a GPU: "  # as "none" does
-        raise GpushimError(f"{request.source} {asks}{inventory['error']['sentence']}", inventory["error"]["code"])
+        noun = "GPUs" if request.own else "the driver without a GPU"  # as "none" does
+        sentence = f"{selection.name_asker(request.source)} {noun}: {inventory['error']['sentence']}"
+        raise GpushimError(sentence, inventory["error"]["code"])
     devices_by_item: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, devices_by_item)
     require.check(request.requirements, facts(gpus, migs, inventory))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpushim.oci.device_names import Item
 
 SHOWN = "`gpushim list` on the host says"
+CDI_SPEC = "the CDI spec"  # source of a request that is no container's
 
 
 def select(
@@ -51,7 +52,7 @@ def select(
     return _select(
         devices,
         inventory,
-        _subject(source),
+        name_asker(source),
         [] if notes is None else notes,
         {} if devices_by_item is None else devices_by_item,
     )
@@ -90,16 +91,17 @@ def _select(
 
 
 def called(device: Device) -> str:
-    return f"{'MIG instance' if 'gi' in device else 'GPU'} {_index(device)}"
+    return f"{'MIG instance' if 'gi' in device else 'GPU'} {index_of(device)}"
 
 
-def _index(device: Device) -> str:
+def index_of(device: Device) -> str:
+    """Return what names a GPU, such as 0, or a MIG instance, such as 0:1, in a list of devices."""
     return f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
 
 
 def _divided(index: int, inventory: Snapshot) -> str:
     """Return the note on a request for a GPU in MIG mode: it gets its node alone, as with NVIDIA's tools."""
-    migs = [_index(mig) for mig in inventory["mig"] if mig["gpu"] == index]
+    migs = [index_of(mig) for mig in inventory["mig"] if mig["gpu"] == index]
     fix = f"name an instance: {listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
@@ -109,8 +111,11 @@ def disclosed(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
     return devices if inventory["policy"]["requests"]["list-devices-in-refusals"] else otherwise
 
 
-def _subject(source: str) -> str:
-    return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
+def name_asker(source: str) -> str:
+    """Return the beginning of a sentence about what a request asks for, by its source."""
+    if source.startswith("env "):
+        return source[4:] + " asks for"
+    return f"{CDI_SPEC} asks for" if source == CDI_SPEC else f"the container asks in its {source} for"
 
 
 def _counted_subject(subject: str, devices: Sequence[Item], inventory: Snapshot) -> str:
@@ -149,7 +154,7 @@ def _all_usable(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[
     parents = {mig["gpu"] for mig in migs}
     notes += unusable(inventory)
     notes += [f"GPU {index} has no MIG instance, and is in MIG mode" for index in empty]
-    notes += [f"MIG instance {_index(mig)} has no usable device nodes" for mig in usable_migs if mig not in migs]
+    notes += [f"MIG instance {index_of(mig)} has no usable device nodes" for mig in usable_migs if mig not in migs]
     return [gpu for index, gpu in sorted(gpus.items()) if index not in parents], migs
 
 
@@ -211,7 +216,8 @@ def _require_healthy(subject: str, item: Item, device: Device, inventory: Snapsh
     for gpu in inventory["gpus"]:
         if gpu["index"] == index and gpu["problem"]:
             detail = disclosed(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
-            raise GpushimError(f'{subject} GPU "{quote(item[2])}", which cannot be used{detail}', REQUEST)
+            noun = "MIG instance" if "gi" in device else "GPU"
+            raise GpushimError(f'{subject} {noun} "{quote(item[2])}", which cannot be used{detail}', REQUEST)
 
 
 def _refuse(subject: str, item: Item, matches: list[Device], inventory: Snapshot) -> NoReturn:
@@ -258,7 +264,7 @@ def _or_all(inventory: Snapshot) -> str:
 
 
 def _list_devices(devices: Sequence[Device]) -> str:
-    return listed([f"{_index(device)} ({device['uuid']})" for device in devices])
+    return listed([f"{index_of(device)} ({device['uuid']})" for device in devices])
 
 
 def _notes(inventory: Snapshot) -> str:

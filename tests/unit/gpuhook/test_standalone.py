@@ -49,7 +49,7 @@ def test_the_bundle_is_found(bundle: Path, pid: int, key: str | None) -> None:
     state = {"pid": pid, key: str(bundle)} if key else {"pid": pid}
     code, said = run(bundle, state)
     assert code == 12
-    assert "env NVIDIA_VISIBLE_DEVICES asks for GPUs: " in said
+    assert "NVIDIA_VISIBLE_DEVICES asks for GPUs: " in said
 
 
 def test_the_settings_are_the_engines(bundle: Path, pid: int) -> None:

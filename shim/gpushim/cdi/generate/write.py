@@ -157,7 +157,7 @@ def _plan_each(
     for device in devices:
         item = ("mig-index", (device["gpu"], device["index"])) if "gi" in device else ("index", device["index"])
         try:
-            edits = of_items([(*item, str(item[1]))], inventory, hook, request.CAPABILITIES)
+            edits = of_items([(*item, selection.index_of(device))], inventory, hook, request.CAPABILITIES)
             plans.append((device, {repr(edit): edit for edit in edits}))
         except GpushimError as error:
             problem = error

@@ -260,7 +260,7 @@ def test_the_directories_of_other_gpus_are_covered(wanted: str, hidden: list[str
 )
 def test_what_is_asked_for_without_a_driver(wanted: str, words: str) -> None:
     inventory = snapshot(error={"sentence": "there is no driver", "code": INVENTORY})
-    with pytest.raises(GpushimError, match=f"env NVIDIA_VISIBLE_DEVICES {words}there is no driver"):
+    with pytest.raises(GpushimError, match=f"^NVIDIA_VISIBLE_DEVICES {words}there is no driver"):
         decide(f"NVIDIA_VISIBLE_DEVICES={wanted}", inventory=inventory)
 
 
