@@ -65,9 +65,7 @@ class LabelsFile:
             return
         self._of, self._again = source, time_now + (interval or RETRY)
         try:
-            pairs = labels.labels(snapshot, settings, labels.machine())
-            if state:
-                pairs[labels.MIG_STATE] = state
+            pairs = _list_labels(snapshot, settings, state)
         except GpushimError as error:
             self._warn(f"the labels in {path} stay as they were: {error}")
         else:
@@ -136,6 +134,12 @@ def read(path: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
+def _list_labels(snapshot: Snapshot, settings: Settings, state: str) -> dict[str, str]:
+    """Return the labels of this node, with how far its MIG layout is, if it has one."""
+    pairs = labels.labels(snapshot, settings, labels.machine())
+    return {**pairs, labels.MIG_STATE: state} if pairs and state else pairs
+
+
 def print_labels(settings: Settings, form: str, find_rivals: Others) -> None:
     """Print labels as the file has them, or as JSON.
 
@@ -152,7 +156,7 @@ def print_labels(settings: Settings, form: str, find_rivals: Others) -> None:
     snapshot = node_snapshot.current()
     for note in find_rivals(settings, snapshot):
         show.say(f"note: {note}", error=True)
-    pairs = labels.labels(snapshot, settings, labels.machine())
+    pairs = _list_labels(snapshot, settings, mig_layout.tell_state(settings.values["mig-layout-file"]))
     if not pairs:
         error = snapshot["error"]
         show.say(f"note: no labels of GPUs: {error['sentence'] if error else 'no GPU is given out'}", error=True)

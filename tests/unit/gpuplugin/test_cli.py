@@ -194,6 +194,11 @@ def test_gpushim_labels_asks_the_plugin(two: Node) -> None:
     assert "nvidia.com/gpu.count=2" in lines
 
 
+def test_labels_have_how_far_the_mig_layout_is(two: Node, tmp_path: Path) -> None:
+    (tmp_path / "layout").write_text("day")
+    assert "nvidia.com/mig.config.state=pending" in two.run("--labels", f"--mig-layout-file={tmp_path}/layout")
+
+
 def test_labels_say_why_there_are_none(node: Node) -> None:
     node.build(1)
     assert "note: no labels of GPUs: no GPU is given out" in node.run("--labels", "--exclude=0")
