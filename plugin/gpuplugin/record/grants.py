@@ -76,7 +76,7 @@ def _check_free(record: Record, home: str, request: Request, busy: Collection[st
     before = record["gpus"][home]["allocations"].get(request.key)
     # kubelet takes it for free: an owner of which a process is left is one that kubelet has forgotten. Else what is
     # granted now takes the place of what the record has.
-    if before and (request.key in busy or (before["state"] == LOST and not before["uid"])):
+    if before and request.key in busy:
         raise GpushimError(f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST)
     conflict = _find_conflict(record, home, request)
     if conflict:
