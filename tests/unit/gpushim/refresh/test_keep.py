@@ -156,7 +156,7 @@ def test_a_wish_is_served_long_before_the_next_look(tmp_path: Path) -> None:
         replace(str(path), b"{}")
         assert process.stdout.readline() == "True\n"
         process.terminate()
-        assert process.stdout.read() == ""
+        assert "False" not in process.stdout.read()  # it may have heard of the one file twice
     assert process.returncode == 0
 
 
