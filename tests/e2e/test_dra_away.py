@@ -71,7 +71,7 @@ def test_kubelet_is_away_when_a_pod_is_deleted_by_force(cluster: Cluster, inside
     cluster.apply(claims.claim("heir", only(uuid)), claims.pod("heir", "heir"))
     time.sleep(ABSENT)
     cluster.node.start()
-    sentence = f"claim default/heir cannot have {uuid} yet: claim default/forced has it"
+    sentence = f"claim default/heir cannot have {uuid} yet: claim default/forced of {claims.DRIVER} has it"
     becomes(cluster, lambda: sentence in claims.why(cluster, "heir"), "an event says who has it")
     inside.look()
 
