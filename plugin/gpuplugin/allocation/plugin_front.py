@@ -129,9 +129,8 @@ class PluginFront:
         self._labels.look(snapshot, settings)
         if not self._held and self._units.look(snapshot, settings):
             self._seen = None
-        if (
-            identity == self._seen and (rest := self._again - time.monotonic()) > 0
-        ):  # or two that wait wake each other
+        rest = self._again - time.monotonic()
+        if identity == self._seen and rest > 0:  # or two that wait wake each other
             return min(rest, moments.until())  # inotify may not tell of a change
         return await self._go_by(snapshot, identity)
 

@@ -81,11 +81,7 @@ class MigLayout:
         problems = filter(None, [problem, answer.get("problem"), *answer.get("gpus", {}).values()])
         self._tell("; ".join(f"MIG layout {name}: {sentence}" if name else sentence for sentence in problems))
         uuids = [uuid for uuid, problem in answer.get("gpus", {}).items() if not problem]
-        asked = ensure.own(_path())
-        if not name or not subject.items() <= asked.items() or not {*asked["free"]} <= {*uuids}:
-            _remove(cut_request.NAME)
-        if not name:
-            _remove(cut_request.ANSWER)  # the same name is planned anew when it comes again
+        asked = _take_back(subject, uuids)
         clock, lock_path = system.clock(), f"{system.state_dir()}/{cut_request.LOCK}"
         is_cutting = lock.is_held(lock_path) or _is_older(snapshot, answer)
         settled = {uuid for uuid, since in self._waiting.items() if clock - since >= SETTLED}
@@ -106,8 +102,8 @@ class MigLayout:
             snapshot: of the host's inventory.
             record: of who has what; None if that cannot be read.
         """
-        if record is None or record["unknown"]:
-            return
+        if record is None or record["unknown"] or snapshot["error"] or snapshot["source"] != "nvml":
+            return  # who has what is not known, or which instances there are
         uuids = [uuid for uuid in self._closed if not _is_held(record, uuid, snapshot)]
         if uuids:
             _ask(self._subject, uuids, values, snapshot)
@@ -150,6 +146,16 @@ def _is_older(snapshot: Snapshot, answer: Mapping[str, Any]) -> bool:
 
 def _path() -> str:
     return f"{system.state_dir()}/{cut_request.NAME}"
+
+
+def _take_back(subject: Mapping[str, Any], uuids: Collection[str]) -> Mapping[str, Any]:
+    """Return the last request; remove it if it is about something else, or names a GPU that waits no more."""
+    request: Mapping[str, Any] = ensure.own(_path())
+    if not subject or not subject.items() <= request.items() or not {*request["free"]} <= {*uuids}:
+        _remove(cut_request.NAME)
+    if not subject:
+        _remove(cut_request.ANSWER)  # the same name is planned anew when it comes again
+    return request
 
 
 def _remove(name: str) -> None:

@@ -137,8 +137,14 @@ def test_an_instance_that_a_boot_has_taken_is_made_again_though_a_claim_had_it(n
 def test_nothing_is_cut_while_nobody_knows_who_has_what(node: Node) -> None:
     node.look()
     node.answer(g0="")
-    for record in (None, record_form.fresh(system.boot() or "", "allocations.json is damaged")):
-        node.record = record  # type: ignore[assignment]
+    known, host = node.record, node.snapshot
+    for record, more in (
+        (None, {}),
+        (record_form.fresh(system.boot() or "", "allocations.json is damaged"), {}),
+        (known, {"source": "proc"}),
+        (known, {"error": {"sentence": "NVML does not answer", "code": 12}}),
+    ):
+        node.record, node.snapshot = record, {**host, **more}  # type: ignore[assignment]
         for _ in range(3):
             assert node.look() == (WAITING, "pending")
         assert node.asked()["free"] == []

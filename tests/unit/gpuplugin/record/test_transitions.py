@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.record import grants, transitions
 from gpuplugin.record.grants import Request
 from gpuplugin.record.kubelet_state import KubeletState
@@ -232,6 +233,11 @@ TAKEN: dict[str, tuple[Any, Request, str]] = {
         ask(*WHOLE, device=REMADE),
         f"gpu.nvidia.com has {PART}",
     ),
+    "in a way that is not known": (
+        record({ONE: division(2, "time-slicing")}, {KEY: allocation(sharing=(UNTOLD, GPU))}),
+        ask(*SLICED, name=f"{ONE}::0"),
+        f"pod d/a has {ONE} as {GPU} (not known how)",
+    ),
     "of a pod that kubelet has forgotten": (
         record(allocations={KEY: allocation(state=LOST)}),
         ask(*WHOLE),
@@ -304,6 +310,18 @@ def test_a_lost_claim_whose_uid_nobody_knows_is_not_one_of_its_name_that_was_mad
     with pytest.raises(GpushimError, match="claim d/c of the pod with uid u-c has it"):
         grants.grant_claim(before, "u", claim(claim_device()))
     assert {*grants.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [({}, "of which a process still runs"), ({"sharing": [{}]}, "its sharing or MIG instance is undone")],
+    ids=["a process", "what it shared"],
+)
+def test_why_what_a_lost_claim_has_is_not_free(more: Any, words: str) -> None:
+    before = record(claims={"u": claim(claim_device(), state=LOST, **more)})
+    assert words in transitions.find_lost_claims(before)[ONE]
+    with pytest.raises(GpushimError, match=words):
+        grants.grant_claim(before, "v", claim(claim_device()))
 
 
 def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
